@@ -86,14 +86,6 @@ def test_version_equals_the_distributions() -> None:
     assert subprocess.run(command, capture_output=True, text=True).stdout == f"encore {version('encore')}\n"
 
 
-def test_list_shows_workloads_and_modes() -> None:
-    shown = encore("list").stdout
-    assert "XLNET-T" in shown
-    assert "graph-unpartitioned" in shown
-    assert "XLNET-T" not in encore("list", "--modes").stdout
-    assert "unpartitioned" not in encore("list", "--workloads").stdout
-
-
 def test_list_has_all_that_is_registered() -> None:
     from models import registry
 
@@ -101,6 +93,8 @@ def test_list_has_all_that_is_registered() -> None:
     first = {line.split()[0] for line in listed.splitlines() if line.strip()}
     assert {*registry.workloads(), *MODES} <= first
     assert "DALLE2 (batch 2), DECODER (batch 4), ST (batch 1), VM (batch 1), XLNET-I (batch 128)" in listed
+    assert "XLNET-T" not in encore("list", "--modes").stdout
+    assert "unpartitioned" not in encore("list", "--workloads").stdout
 
 
 def test_env_shows_the_record_of_a_run() -> None:
@@ -141,6 +135,8 @@ def test_env_shows_the_record_of_a_run() -> None:
         (("run", "a-b:make"), ("'a-b:make'", "package.module:make")),
         (("run", "models.mine:make"), ("'models'", "another name")),
         (("run", "mine:make", "--size", "tiny"), ("mine:make", "leave them out")),
+        (("record", "nowhere"), ("unknown run",)),
+        (("history", "--figure", "/"), ("it is a folder",)),
     ],
 )
 def test_wrong_use_names_the_error_and_the_allowed_values(arguments: Sequence[str], words: Sequence[str]) -> None:

@@ -138,35 +138,30 @@ class InPlace(torch.nn.Module):
         return x.add_(1.0).sum(0)
 
 
-def test_mutation_of_an_input_that_is_lost_fails():
-    instance = instance_of(InPlace)
+def overwriting(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    output = module(x)
+    x.zero_()
+    return output
+
+
+def without_update(module: torch.nn.BatchNorm1d, x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.batch_norm(x, None, None, module.weight, module.bias, training=True)
+
+
+@pytest.mark.parametrize(
+    ("build", "wrong", "worst"),
+    [
+        (InPlace, lambda module, x: (x + 1.0).sum(0), "input [0]"),  # the mutation is lost
+        (mlp, overwriting, "input [0]"),  # eager makes none
+        (lambda: torch.nn.BatchNorm1d(8), without_update, "buffer "),
+    ],
+)
+def test_lost_and_added_mutations_fail(build, wrong, worst):
+    task = "training" if wrong is without_update else "inference"
+    instance = instance_of(build, task=task, loss=lambda output: output.square().sum())
     assert verdict_on(instance, instance.module).passed
-    verdict = verdict_on(instance, lambda x: (x + 1.0).sum(0))
-    assert not verdict.passed and verdict.worst == "input [0]"
-
-
-def test_mutation_of_an_input_that_eager_does_not_make_fails():
-    instance = instance_of(mlp)
-
-    def overwrites(x):
-        output = instance.module(x)
-        x.zero_()
-        return output
-
-    verdict = verdict_on(instance, overwrites)
-    assert not verdict.passed and verdict.worst == "input [0]"
-
-
-def test_running_statistics_that_are_not_updated_fail():
-    instance = instance_of(lambda: torch.nn.BatchNorm1d(8), task="training", loss=lambda output: output.square().sum())
-
-    def without_update(x):
-        module = instance.module
-        return torch.nn.functional.batch_norm(x, None, None, module.weight, module.bias, training=True)
-
-    assert verdict_on(instance, instance.module).passed
-    verdict = verdict_on(instance, without_update)
-    assert not verdict.passed and verdict.worst.startswith("buffer ")
+    verdict = verdict_on(instance, lambda x: wrong(instance.module, x))
+    assert not verdict.passed and verdict.worst.startswith(worst)
 
 
 class Cancelling(torch.nn.Module):

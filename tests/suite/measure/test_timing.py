@@ -13,12 +13,7 @@ from manual_clock import Clock
 
 from models.registry import Inputs
 from suite.measure import timing
-from suite.measure.timing import (
-    DeviceTimer,
-    iteration_us,
-    measure_block,
-    require_distinct_addresses,
-)
+from suite.measure.timing import DeviceTimer, iteration_us, measure_block, require_distinct_addresses
 from suite.results.schema import GpuState
 
 LEAD_IN = 2
@@ -49,32 +44,17 @@ def noting() -> tuple[list[int], Callable[[Inputs], None]]:
     return used, lambda inputs: used.append(int(inputs.args[0][0]))
 
 
-def nothing(inputs: Inputs) -> None:
-    """Do nothing, as an iteration; its result is ignored."""
-
-
-def block_of(iterate, input_sets, *, index=0, samples=5, timer=None, read_gpu=lambda: None):
+def block_of(iterate, input_sets, *, index=0, samples=5, timer=None, read_gpu=lambda: None, **options):
+    options = {"lead_in": LEAD_IN, "turn": index} | options
     return measure_block(
-        iterate,
-        input_sets,
-        timer or DeviceTimer(),
-        index=index,
-        turn=index,
-        samples=samples,
-        read_gpu=read_gpu,
-        lead_in=LEAD_IN,
+        iterate, input_sets, timer or DeviceTimer(), index=index, samples=samples, read_gpu=read_gpu, **options
     )
 
 
-def test_inputs_rotate_across_blocks():
+@pytest.mark.parametrize(("index", "expected"), [(0, [0, 1, 2, 3, 0]), (1, [1, 2, 3, 0, 1])])
+def test_inputs_rotate_across_blocks(index, expected):
     used, iterate = noting()
-    first = block_of(iterate, sets(4), index=0)
-    assert first.input_sets == [0, 1, 2, 3, 0]
-    assert used[LEAD_IN:] == first.input_sets
-    used.clear()
-    second = block_of(iterate, sets(4), index=1)
-    assert second.input_sets == [1, 2, 3, 0, 1]
-    assert used[LEAD_IN:] == second.input_sets
+    assert block_of(iterate, sets(4), index=index).input_sets == used[LEAD_IN:] == expected
 
 
 @pytest.mark.parametrize(("count", "samples"), [(2, 1), (2, 5), (4, 5), (4, 9), (3, 10)])
@@ -94,12 +74,7 @@ def test_slow_sample_is_kept(clock):
 
 def test_each_sample_waits_for_the_device():
     events: list[str] = []
-    block = block_of(
-        lambda inputs: events.append("iterate"),
-        sets(3),
-        samples=2,
-        timer=ScriptedTimer(events),
-    )
+    block = block_of(lambda inputs: events.append("iterate"), sets(3), samples=2, timer=ScriptedTimer(events))
     sample = ["synchronize", "start", "iterate", "stop", "synchronize"]
     assert events == sample * (LEAD_IN + 2)
     assert block.device_us == [7.0, 7.0]
@@ -107,7 +82,7 @@ def test_each_sample_waits_for_the_device():
 
 def test_gpu_is_read_before_and_after_the_samples():
     readings = iter(GpuState(throttle_reasons=[reason]) for reason in ("first", "second"))
-    block = block_of(nothing, sets(2), read_gpu=lambda: next(readings))
+    block = block_of(lambda inputs: None, sets(2), read_gpu=lambda: next(readings))
     assert block.gpu_before is not None and block.gpu_before.throttle_reasons == ["first"]
     assert block.gpu_after is not None and block.gpu_after.throttle_reasons == ["second"]
 
@@ -124,10 +99,9 @@ def test_block_runs_on_its_core_and_releases_it():
     before = os.sched_getaffinity(0)
     core = min(before)
     seen = []
-    block = measure_block(
-        lambda inputs: seen.append(os.sched_getaffinity(0)), sets(2), DeviceTimer(), index=0, turn=0, samples=1,
-        read_gpu=lambda: None, core=core, process=2,
-    )  # fmt: skip
+    block = block_of(
+        lambda inputs: seen.append(os.sched_getaffinity(0)), sets(2), samples=1, lead_in=0, core=core, process=2
+    )
     assert seen == [{core}]
     assert (block.core, block.process) == (core, 2)
     assert os.sched_getaffinity(0) == before
@@ -138,10 +112,7 @@ def test_unavailable_core_is_not_recorded(monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(os, "sched_setaffinity", refused)
-    block = measure_block(
-        nothing, sets(2), DeviceTimer(), index=0, turn=0, samples=1,
-        read_gpu=lambda: None, core=0,
-    )  # fmt: skip
+    block = block_of(lambda inputs: None, sets(2), samples=1, core=0)
     assert block.core is None
 
 

@@ -9,12 +9,7 @@ import re
 
 import pytest
 from fixtures.report_pages import Outline, few_exhibits, page_of, undrawn  # noqa: F401  # fixtures are used by their names
-from fixtures.synthetic_results import (
-    cell,
-    environment,
-    failed_cell,
-    write_run,
-)
+from fixtures.synthetic_results import cell, environment, failed_cell, write_run
 
 from suite.report.build import build_report
 from suite.report.page import LONG_TABLE, SHOWN_OF_LONG
@@ -153,9 +148,6 @@ def test_run_of_which_everything_failed_is_still_reported(tmp_path):
     report = build_report([write_run(tmp_path / "run", cells)], tmp_path / "out")
     assert report.figures == []
     assert report.html.read_text().count("oom") >= 2
-
-
-def test_nothing_to_report_is_wrong_use(tmp_path):
     with pytest.raises(WrongUse, match="no run is measured yet"):
         build_report([], tmp_path)
 

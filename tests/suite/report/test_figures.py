@@ -7,13 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
-from fixtures.synthetic_results import (
-    block,
-    cell,
-    environment,
-    failed_cell,
-    in_processes,
-)
+from fixtures.synthetic_results import cell, environment, failed_cell, timed
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from recorded_runs import joined
@@ -52,8 +46,8 @@ def texts(figure):
 
 
 def test_speed_up_bars_are_ratios_with_intervals_and_geomean():
-    steady = {"blocks": in_processes([block(i, [50.0, 50.0], i) for i in range(6)])}
-    chart = charts_of(cell("DR-I", "compile"), cell("DR-I", "graph", **steady), cell("EOS", "compile"))["over_compile"]
+    graph = cell("DR-I", "graph", **timed(50, 50, 50))
+    chart = charts_of(cell("DR-I", "compile"), graph, cell("EOS", "compile"))["over_compile"]
     bar = chart.bars["DR-I", "graph"]
     assert bar.value == pytest.approx(2.0)
     assert bar.interval == pytest.approx((2.0, 2.0))
@@ -86,14 +80,7 @@ def test_speed_ups_of_each_group_have_figures_of_their_own():
 
 
 def test_bars_that_are_not_decided_are_pale():
-    noisy = {
-        "blocks": [
-            block(i, [time] * 3, i).model_copy(update={"process": p})
-            for p, time in enumerate((80, 99, 120))
-            for i in range(6)
-        ]
-    }
-    cells = cell("EOS", "compile"), cell("EOS", "graph", 50.0), cell("EOS", "placement", **noisy)
+    cells = cell("EOS", "compile"), cell("EOS", "graph", 50.0), cell("EOS", "placement", **timed(80, 99, 120))
     chart = charts_of(*cells)["over_compile"]
     assert [chart.bars["EOS", mode].undecided for mode in ("graph", "placement")] == [False, True]
     bars = chart_of({("a", "graph"): Bar(2.0), ("a", "placement"): Bar(2.0, undecided=True)}, Scale.RATIO)
@@ -209,10 +196,14 @@ def test_modes_have_colours_of_their_own_in_every_figure():
 
 
 def test_same_chart_gives_the_same_files():
-    chart = chart_of({("a", "graph"): Bar(2.0, (1.5, 2.5), published=1.0)}, Scale.RATIO, published="P")
-    first, second = ([to_png(f), to_svg(f, "x")] for f in (draw(chart, ORIGIN), draw(chart, ORIGIN)))
+    """Coordinates of the SVG are cut to a tenth of a point; values and versions are not coordinates."""
+    origin = Provenance("GPU", "2.11.0+cu130")
+    bar = Bar(1.234, (1.2, 1.3), published=1.0, label="1.234")
+    chart = chart_of({("a", "graph"): bar}, Scale.RATIO, published="P")
+    first, second = ([to_png(f), to_svg(f, "x")] for f in (draw(chart, origin), draw(chart, origin)))
     assert first == second
     assert first[0].startswith(b"\x89PNG")
+    assert all(text in first[1] for text in (">1.234<", "PyTorch 2.11.0+cu130", "0.85\N{MULTIPLICATION SIGN}"))
 
 
 def test_svg_is_well_formed_and_keeps_names_inert():
@@ -224,22 +215,6 @@ def test_svg_is_well_formed_and_keeps_names_inert():
     assert "currentColor" in svg
     assert all(element.get("id", "speed-").startswith("speed-") for element in root.iter())
     assert "alert(" in svg and "<script" not in svg
-
-
-def test_svg_keeps_the_digits_of_its_text():
-    """Coordinates are cut to a tenth of a point; values and versions are not coordinates."""
-    origin = Provenance("GPU", "2.11.0+cu130")
-    svg = to_svg(draw(chart_of({("a", "graph"): Bar(1.234, label="1.234")}, Scale.RATIO), origin), "x")
-    assert ">1.234<" in svg and "PyTorch 2.11.0+cu130" in svg and "0.85\N{MULTIPLICATION SIGN}" in svg
-
-
-def drawn_places(chart: Chart) -> dict[str, tuple[float, float]]:
-    """Lowest and highest value that each text covers, once the figure is laid out."""
-    figure = draw(chart, ORIGIN)
-    (axis,) = figure.axes
-    back = axis.transData.inverted()
-    boxes = {text.get_text(): text.get_window_extent() for text in axis.texts}
-    return {name: (back.transform((0, box.y0))[1], back.transform((0, box.y1))[1]) for name, box in boxes.items()}
 
 
 @pytest.mark.parametrize(
@@ -254,17 +229,15 @@ def drawn_places(chart: Chart) -> dict[str, tuple[float, float]]:
 )
 def test_marks_do_not_overlap_labels_of_bars(scale: Scale, bar: Bar, text: str):
     other = Bar(100.0 if scale is Scale.PERCENT else 4.3)
-    places = drawn_places(
-        Chart("test", "Title", "axis", scale, ("A",), ("x", "y"), {("A", "x"): bar, ("A", "y"): other})
-    )
-    assert bar.published is not None and places[text][0] > bar.published
+    (axis,) = draw(chart_of({("A", "x"): bar, ("A", "y"): other}, scale), ORIGIN).axes
+    (box,) = (label.get_window_extent() for label in axis.texts if label.get_text() == text)
+    assert bar.published is not None and axis.transData.inverted().transform((0, box.y0))[1] > bar.published
 
 
 def test_axis_name_fits_the_height_of_its_panel():
     name = "times graph-unpartitioned's seconds (lower is better)"
-    groups = tuple(f"W{number}" for number in range(20))
-    bars = {(group, "x"): Bar(1.2) for group in groups}
-    figure = draw(Chart("test", "Title", name, Scale.RATIO, groups, ("x",), bars), ORIGIN)
+    bars = {(f"W{number}", "x"): Bar(1.2) for number in range(20)}
+    figure = draw(replace(chart_of(bars, Scale.RATIO), axis=name), ORIGIN)
     assert len(figure.axes) == 2
     for axis in figure.axes:
         assert axis.yaxis.label.get_text().replace("\n", " ") == name
@@ -280,13 +253,8 @@ def test_long_failure_lies_inside_of_the_axis():
 
 
 def test_reason_shared_by_a_group_is_written_once() -> None:
-    bars = {
-        ("A", "x"): Bar(failure="oom"),
-        ("A", "y"): Bar(failure="oom"),
-        ("B", "x"): Bar(2),
-        ("B", "y"): Bar(failure="oom"),
-    }
-    figure = draw(Chart("test", "Title", "axis", Scale.LINEAR, ("A", "B"), ("x", "y"), bars), ORIGIN)
+    oom = Bar(failure="oom")
+    figure = draw(chart_of({("A", "x"): oom, ("A", "y"): oom, ("B", "x"): Bar(2), ("B", "y"): oom}), ORIGIN)
     assert [text.get_text() for text in figure.axes[0].texts] == ["\N{BALLOT X} oom"] * 2
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fixtures.report_pages import few_exhibits, undrawn  # noqa: F401  # fixtures are used by their names
-from fixtures.synthetic_results import (
-    cell,
-    write_run,
-)
+from fixtures.synthetic_results import cell, write_run
 
 from suite.report import build
 from suite.report.build import build_report
@@ -29,20 +26,19 @@ def test_report_keeps_other_files_of_a_folder_of_figures(tmp_path):
     assert (figures / "over_compile.png").read_text() == "over_compile"
 
 
-@pytest.mark.parametrize("wrong", ["out", "out/below", "figures", "tables"])
-def test_file_in_the_way_is_wrong_use_before_anything_is_drawn(tmp_path, monkeypatch, wrong):
+@pytest.mark.parametrize(
+    "places",
+    [("taken/file", None), ("taken/file/below", None), ("out", "taken/file"), ("taken", None)],
+    ids=["out", "out/below", "figures", "tables"],
+)
+def test_file_in_the_way_is_wrong_use_before_anything_is_drawn(tmp_path, monkeypatch, places):
     monkeypatch.setattr(build, "draw", lambda *_: pytest.fail("drawn before the folders were looked at"))
     run = write_run(tmp_path / "run", [cell("EOS", "compile")])
     (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / ("file" if wrong != "tables" else "tables")).write_text("")
-    places = {
-        "out": (tmp_path / "taken" / "file", None),
-        "out/below": (tmp_path / "taken" / "file" / "below", None),
-        "figures": (tmp_path / "out", tmp_path / "taken" / "file"),
-        "tables": (tmp_path / "taken", None),
-    }
+    for name in ("file", "tables"):
+        (tmp_path / "taken" / name).write_text("")
     with pytest.raises((FileExistsError, NotADirectoryError)):
-        build_report([run], *places[wrong])
+        build_report([run], *(each and tmp_path / each for each in places))
 
 
 @pytest.mark.parametrize(
@@ -52,22 +48,17 @@ def test_file_in_the_way_is_wrong_use_before_anything_is_drawn(tmp_path, monkeyp
         (b"# A page without a generated part", "has no generated part"),
         (b"<!-- generated: headline -->\n<!-- end: headline -->\n" * 2, "2 generated parts 'headline'"),
         (b"\xff\xfe", "not UTF-8 text"),
+        (b"<!-- generated: headline -->\n<!-- end: headline -->\n", "line 1"),  # the row is what is wrong
     ],
 )
-def test_unusable_readme_is_wrong_use_before_drawing(tmp_path, monkeypatch, content, words):
+def test_unusable_readme_or_row_is_wrong_use_before_drawing(tmp_path, monkeypatch, content, words):
     monkeypatch.setattr(build, "draw", lambda *_: pytest.fail("drawn before the README was looked at"))
     run = write_run(tmp_path / "run", [cell("EOS", "compile")])
+    if words == "line 1":
+        (run / "cells.jsonl").write_text('{"workload": "EOS"}\n')
     readme = tmp_path / "README.md"
     if content is not None:
         readme.write_bytes(content)
-    with pytest.raises((WrongUse, FileNotFoundError), match=words):
+    with pytest.raises((WrongUse, FileNotFoundError, InvalidResults), match=words):
         build_report([run], tmp_path / "out", readme=readme)
-    assert not (tmp_path / "out").exists()
-
-
-def test_refused_results_leave_no_files(tmp_path):
-    run = write_run(tmp_path / "run", [cell("EOS", "compile")])
-    (run / "cells.jsonl").write_text('{"workload": "EOS"}\n')
-    with pytest.raises(InvalidResults, match="line 1"):
-        build_report([run], tmp_path / "out")
     assert not (tmp_path / "out").exists()

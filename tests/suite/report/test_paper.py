@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixtures.synthetic_results import cell, environment, failed_cell, metrics, write_run
+from fixtures.synthetic_results import block, cell, environment, failed_cell, metrics, write_run
 from recorded_runs import joined
 
 from models import registry
@@ -139,28 +139,16 @@ def test_bars_are_measured_ratios_with_published_marks() -> None:
 
 def test_failed_cells_and_unseen_kernels_have_reasons() -> None:
     unseen = metrics().model_copy(update={"kernels": None})
-    done = made(
-        "fig10",
-        results(
-            cell("EOS", "compile", 100),
-            failed_cell("EOS", "graph", Status.OOM),
-            cell("EOS", "encore", 50, metrics=unseen),
-            cell("ST", "compile", 100),
-            cell("ST", "graph", 90),
-        ),
-    )
+    rows = [cell(name, mode, us) for name in ("DALLE2", "ST") for mode, us in (("compile", 300), ("encore", 100))]
+    eos = [cell("EOS", "compile", 100), failed_cell("EOS", "graph", Status.OOM)]
+    done = made("fig10", results(*rows, *eos, cell("EOS", "encore", 50, metrics=unseen)))
     assert isinstance(done.chart, Chart)
     assert done.chart.bars["EOS", "graph"].failure == "oom"
     assert done.chart.bars["EOS", "encore"].undecided
     assert "graph: oom" in str(row(done, "EOS")["missing"])
     assert "encore: kernels not seen" in str(row(done, "EOS")["missing"])
-
-
-def test_whole_system_is_mode_encore() -> None:
-    done = made("fig10", results(cell("DALLE2", "compile", 300), cell("DALLE2", "encore", 100)))
-    assert isinstance(done.chart, Chart)
-    assert done.chart.bars["DALLE2", "encore"].value == pytest.approx(3)
-    assert done.chart.bars["DALLE2", "encore"].published == 2.72
+    whole = done.chart.bars["DALLE2", "encore"]
+    assert (whole.value, whole.published) == (pytest.approx(3), 2.72), "the whole system is mode encore"
 
 
 def test_gain_of_each_step_is_relative_to_the_previous() -> None:
@@ -198,18 +186,12 @@ def test_rewritten_program_is_the_other_variant() -> None:
 @pytest.mark.parametrize("name", ["fig3", "fig12"])
 def test_rows_whose_blocks_have_no_samples_are_not_measured(name: str) -> None:
     cells = [
-        without_samples(cell(workload, mode, variant=variant))
+        cell(workload, mode, variant=variant, blocks=[block(0, [])])
         for workload, variant in (("XLNET-I", "published"), ("XLNET-I", "current"), ("XLNET-I@tp1", "published"))
         for mode in ("compile", "graph", "graph-unpartitioned", "placement", "indirection", "encore")
     ]
-    done = made(name, results(*cells))
-    shown = done.table.frame.to_csv()
+    shown = made(name, results(*cells)).table.frame.to_csv()
     assert "not measured" in shown or "no latency samples" in shown
-
-
-def without_samples(whole: Cell) -> Cell:
-    blocks = [block.model_copy(update={"host_us": [], "device_us": [], "input_sets": []}) for block in whole.blocks]
-    return whole.model_copy(update={"blocks": blocks})
 
 
 def test_coverage_and_bytes_are_next_to_published_ones() -> None:
@@ -325,11 +307,8 @@ def test_nanogpt_rows_make_the_tables_of_the_article() -> None:
     assert not any("over_graph" in column for column in sweep.table.frame), "it was no mode of that run"
     costs = row(made("nanogpt-costs", given), "by-hand", "mode")
     assert costs["missing"] == NOT_MEASURED, "the long generation was not run"
-
-
-def test_smoke_rows_of_nanogpt_have_no_published_value() -> None:
-    steps = made("nanogpt-table1", results(*nanogpt_rows("tiny")))
-    assert isinstance(steps.chart, Chart) and {bar.published for bar in steps.chart.bars.values()} == {None}
+    smoke = made("nanogpt-table1", results(*nanogpt_rows("tiny"))).chart
+    assert isinstance(smoke, Chart) and {bar.published for bar in smoke.bars.values()} == {None}
 
 
 def test_workloads_are_the_papers_and_gaps_are_named() -> None:
@@ -359,16 +338,12 @@ def test_selected_exhibits_are_written_alone(tmp_path: Path, capsys: pytest.Capt
     assert not ended.value.code
     written = [line for line in capsys.readouterr().out.splitlines() if line.endswith((".csv", ".png"))]
     assert all(Path(path).is_file() and "fig13" in path for path in written) and written
+    files, _ = build_exhibits(["table1"], [tmp_path / "none"], tmp_path / "table1", micro=tmp_path / "none")
+    assert [path.name for path in files] == ["paper_table1.csv"], "it reads no results"
     for names_given in ("fig99", ","):
         with pytest.raises(SystemExit) as ended:
             main(["report", str(run), "--only", names_given])
         assert ended.value.code == 2
-
-
-def test_table_of_workloads_reads_no_results(tmp_path: Path) -> None:
-    nothing = tmp_path / "none"
-    files, _ = build_exhibits(["table1"], [nothing], tmp_path / "out", micro=nothing)
-    assert [path.name for path in files] == ["paper_table1.csv"]
 
 
 def split(label: str, mode: str, microseconds: float) -> Cell:

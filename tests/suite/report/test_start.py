@@ -19,46 +19,22 @@ def walked(ours: Start, theirs: Start, most: int) -> int | None:
     return None if above and above[-1] == most else (above[-1] if above else 0) + 1
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    list(
-        itertools.product(
-            [
-                Start((5.0, 1.0, 0.5), 0.1),
-                Start((3.0,), 0.2),
-                Start((1.0, 1.0, 1.0, 9.0), 0.125),
-                Start((2.0, 0.3), 0.3),
-            ],
-            repeat=2,
-        )
-    ),
-)
+STARTS = [Start((5.0, 1.0, 0.5), 0.1), Start((3.0,), 0.2), Start((1.0, 1.0, 1.0, 9.0), 0.125), Start((2.0, 0.3), 0.3)]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), itertools.product(STARTS, repeat=2))
 def test_pays_after_is_what_walking_finds(ours: Start, theirs: Start) -> None:
     assert ours.pays_after(theirs) == walked(ours, theirs, 500)
-
-
-def test_calls_after_the_measured_ones_are_settled() -> None:
-    start = Start((4.0, 1.0), 0.5)
-    assert [start.sum_s(calls) for calls in (1, 2, 4)] == [4.0, 5.0, 6.0]
+    assert [Start((4.0, 1.0), 0.5).sum_s(calls) for calls in (1, 2, 4)] == [4.0, 5.0, 6.0], "calls after them settled"
 
 
 def measured(mode: str, calls_s: tuple[float, ...], steady_us: float, **more: Any) -> Any:
-    times = CompileTimes(
-        first_call_s=calls_s[0],
-        warm_up_s=sum(calls_s[:2]),
-        warm_cache=False,
-        parts={},
-        conditions=CompileConditions.KERNELS_ALONE,
-        **{
-            "settle_calls": len(calls_s) - 2,
-            "settled": True,
-            "warm_up_calls": 2,
-            "settle_s": sum(calls_s[2:]),
-            "calls_s": calls_s,
-            **more,
-        },
-    )
-    return cell("EOS", mode, blocks=[block(0, [steady_us])], compile=times)
+    fields = {
+        "first_call_s": calls_s[0], "warm_up_s": sum(calls_s[:2]), "warm_cache": False, "parts": {},
+        "conditions": CompileConditions.KERNELS_ALONE, "settle_calls": len(calls_s) - 2, "settled": True,
+        "warm_up_calls": 2, "settle_s": sum(calls_s[2:]), "calls_s": calls_s,
+    }  # fmt: skip
+    return cell("EOS", mode, blocks=[block(0, [steady_us])], compile=CompileTimes(**fields | more))
 
 
 def rows(*cells: Any) -> dict[str, dict[str, Any]]:
@@ -82,17 +58,11 @@ def test_table_compares_starts_with_compile_and_graph() -> None:
     assert ours["compiled"] == "kernels cached, alone"
 
 
-def test_starts_under_other_conditions_are_not_compared() -> None:
-    cold = measured("compile", (10.0, 0.1), 100.0)
-    cold = cold.model_copy(update={"compile": cold.compile.model_copy(update={"conditions": None})})
-    ours = rows(cold, measured("encore", (10.0, 1.0, 1.0), 50.0))["encore"]
-    assert ours["pays_after_compile_calls"] is None and ours["first_calls_s"] is not None
-
-
-def test_unsettled_and_older_rows_leave_their_columns_empty() -> None:
-    found = rows(
-        measured("graph", (10.0, 0.1), 100.0).model_copy(update={"compile": None}),
-        measured("encore", (10.0, 1.0, 1.0), 50.0, settled=False),
-    )
+def test_starts_that_cannot_be_compared_leave_their_columns_empty() -> None:
+    encore = (10.0, 1.0, 1.0)
+    ours = rows(measured("compile", (10.0, 0.1), 100.0, conditions=None), measured("encore", encore, 50.0))["encore"]
+    assert ours["pays_after_compile_calls"] is None and ours["first_calls_s"] is not None, "under other conditions"
+    older = measured("graph", (10.0, 0.1), 100.0).model_copy(update={"compile": None})
+    found = rows(older, measured("encore", encore, 50.0, settled=False))
     assert list(found) == ["encore"]
     assert found["encore"]["settled_after_calls"] is None

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from fixtures.synthetic_results import (
-    block,
-    cell,
-    environment,
-    failed_cell,
-    in_processes,
-)
+from fixtures.synthetic_results import block, cell, environment, failed_cell, in_processes
 
 from suite.report import cell_tables, compare, provenance, runs, speedup_tables
 from suite.report.published import load_published
 from suite.report.runs import Run
 from suite.report.table import make_table, to_markdown
-from suite.results.schema import (
-    Cell,
-    HostUse,
-    Status,
-)
+from suite.results.schema import Cell, HostUse, Status
 
 PUBLISHED = load_published()
 
@@ -60,13 +50,6 @@ def table_of(name, run):
     return next(each for each in cell_tables.all_tables(run) if each.name == name)
 
 
-def all_run_tables(run, comparisons):
-    return [
-        *speedup_tables.all_tables(comparisons, PUBLISHED),
-        *cell_tables.all_tables(run),
-    ]
-
-
 def test_overview_has_time_ratio_interval_verdict_and_reasons(run, comparisons):
     table = speedup_tables.overview(comparisons, PUBLISHED)
     eos, st = row(table, workload="EOS"), row(table, workload="ST")
@@ -105,11 +88,6 @@ def test_times_split_host_time_into_kernel_time_and_the_rest(run):
     assert (found["kernel_us"], found["rest_us"], found["host_to_kernel_ratio"]) == (40.0, 60.0, 2.5)
     assert (found["host_p05_us"], found["host_p95_us"]) == (99.0, 101.0)
     assert (found["samples"], found["blocks"], found["processes"], found["grouping"]) == (54, 18, 3, "together")
-
-
-def test_copies_are_columns_of_each_cell(run):
-    found = row(table_of("copies", run), workload="EOS", mode="graph")
-    assert (found["placeholder_bytes"], found["placeholder_tensors"], found["pointer_bytes"]) == (8192, 2, None)
 
 
 def test_headline_has_means_and_counts_of_verdicts() -> None:
@@ -163,7 +141,7 @@ def test_failed_and_missing_cells_are_listed_with_their_error(run):
 
 
 def test_failed_cell_has_its_status_in_every_table_of_cells(run, comparisons):
-    for table in all_run_tables(run, comparisons):
+    for table in (*speedup_tables.all_tables(comparisons, PUBLISHED), *cell_tables.all_tables(run)):
         if "status" in table.frame and table.name != "failed":
             found = row(table, workload="ST", mode="graph")
             assert found.pop("status") == "oom", table.name

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from fixtures.bench import FOUR, Bench, bench
 from fixtures.fake_runs import events
 
 from suite.measure.modes import select_modes
 from suite.results.schema import Grouping, Status
-from suite.run.group import _first_to_compile
-from suite.worker.compile_cache import CompileCache
 
 __all__ = ["bench"]
 
 
 TWO_HALVES = select_modes(["eager", "compile", "graph", "graph-unpartitioned", "placement", "indirection"])
 """Modes that are two halves of four, with the common baselines in both."""
-
-
-def test_mode_without_graphs_compiles_before_the_others(tmp_path: Path) -> None:
-    """All tune their kernels into one cache, and others' kernels would be the reference's otherwise."""
-    modes = select_modes(["eager", "graph", "compile", "encore"])
-    cache = CompileCache(tmp_path)
-    first = _first_to_compile(modes, cache)
-    assert first is not None and first.name == "compile"
-    assert _first_to_compile(modes[:1], cache) is None
 
 
 def test_modes_that_do_not_fit_are_measured_in_halves(bench: Bench) -> None:
@@ -71,48 +58,24 @@ def test_modes_of_a_half_that_does_not_fit_are_measured_in_pairs(
 def test_modes_of_which_two_fit_are_measured_in_pairs(bench: Bench) -> None:
     bench.run(fits=2)
     cells = bench.cells()
-    assert [cell.status for cell in cells.values()] == [Status.PASS] * 4
-    assert [cell.grouping for cell in cells.values()] == [Grouping.PAIRS] * 4
-    assert (cells["eager"].group, cells["eager"].baseline_blocks) == (["compile", "eager"], {}), "compile has its row"
+    assert [(cell.status, cell.grouping) for cell in cells.values()] == [(Status.PASS, Grouping.PAIRS)] * 4
+    assert cells["eager"].group == cells["compile"].group == ["compile", "eager"]
+    assert cells["eager"].baseline_blocks == cells["compile"].baseline_blocks == {}, "compile has its row"
     for mode in ("graph", "graph-unpartitioned"):
         assert cells[mode].group == ["compile", mode]
         ((baseline, theirs),) = cells[mode].baseline_blocks.items()
-        assert baseline == "compile"
-        assert [len(block.host_us) for block in theirs] == [6] * 5
+        assert (baseline, [len(block.host_us) for block in theirs]) == ("compile", [6] * 5)
         turns = sorted(b.turn for b in (*cells[mode].blocks, *theirs))
         assert turns == list(range(10)), "a pair alternates"
-    assert cells["compile"].baseline_blocks == {}
-    assert cells["compile"].group == ["compile", "eager"]
-    assert len(cells["compile"].blocks) == 5
-    assert cells["compile"].metrics is not None
+    assert len(cells["compile"].blocks) == 5 and cells["compile"].metrics is not None
 
 
-def test_pairs_that_do_not_fit_are_measured_one_after_another(bench: Bench) -> None:
-    bench.run(fits=1)
-    cells = bench.cells()
-    assert [cell.status for cell in cells.values()] == [Status.PASS] * 4
-    assert [cell.grouping for cell in cells.values()] == [Grouping.SEQUENTIAL] * 4
-    assert all(cell.group == [mode] and not cell.baseline_blocks for mode, cell in cells.items())
-
-
-def test_mode_that_never_fits_does_not_stop_the_others(bench: Bench) -> None:
-    bench.run({"graph": "fail:oom"})
-    cells = bench.cells()
-    assert cells["graph"].status is Status.OOM
-    assert cells["graph"].grouping is Grouping.SEQUENTIAL
-    assert {mode: cell.grouping for mode, cell in cells.items() if mode != "graph"} == {
-        "eager": Grouping.PAIRS,
-        "compile": Grouping.PAIRS,
-        "graph-unpartitioned": Grouping.PAIRS,
-    }
-
-
-@pytest.mark.parametrize("phase", ["compile", "settle", "measure"])
+@pytest.mark.parametrize("phase", ["", "@compile", "@settle", "@measure"])
 def test_out_of_memory_before_any_block_leads_to_pairs(bench: Bench, phase: str) -> None:
-    bench.run({"graph": f"fail:oom@{phase}"}, modes=FOUR[:3])
+    bench.run({"graph": f"fail:oom{phase}"}, modes=FOUR[:3])
     cells = bench.cells()
     assert list(cells) == ["eager", "compile", "graph"]
-    assert cells["eager"].grouping is (Grouping.TOGETHER if phase == "measure" else Grouping.PAIRS)
+    assert cells["eager"].grouping is (Grouping.TOGETHER if phase == "@measure" else Grouping.PAIRS)
     assert (cells["graph"].status, cells["graph"].grouping) == (Status.OOM, Grouping.SEQUENTIAL)
     assert cells["eager"].status is cells["compile"].status is Status.PASS
 

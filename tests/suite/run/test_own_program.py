@@ -36,19 +36,15 @@ def built(name: str) -> Instance:
     return instantiate(registry.find(f"own_programs:{name}"), device="cpu", seed=3)
 
 
-def test_inference_program_keeps_mode_and_dtype() -> None:
-    instance = built("inference")
-    assert not instance.module.training
-    assert (instance.workload.task, instance.workload.batch, instance.workload.dtype_policy) == (
-        "inference",
-        16,
-        "fp32",
-    )
-
-
-def test_options_reach_the_workload() -> None:
-    workload = built("with_options").workload
-    assert (workload.task, workload.dtype_policy, workload.tolerance) == ("training", "amp-bf16", 0.25)
+@pytest.mark.parametrize(
+    ("name", "properties"),
+    [("inference", ("inference", 16, "fp32", None)), ("with_options", ("training", 16, "amp-bf16", 0.25))],
+)
+def test_options_of_a_program_reach_its_workload(name: str, properties: tuple[object, ...]) -> None:
+    instance = built(name)
+    workload = instance.workload
+    assert (workload.task, workload.batch, workload.dtype_policy, workload.tolerance) == properties
+    assert instance.module.training is (workload.task == "training")
 
 
 @pytest.mark.parametrize(("name", "kept"), [("training", 12), ("trainer", 8)])
@@ -235,43 +231,33 @@ def test_wrong_step_is_inaccurate(own_cell: Callable[..., WholeCell], monkeypatc
         own_cell("trainer").prepare()
 
 
-def run_of(*cells: object) -> Run:
+BROKEN = [failed_cell("mine:make", mode, Status.COMPILE_ERROR, "no such operator") for mode in ("compile", "encore")]
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        (
+            {"compile": 200.0, "graph": 150.0, "encore": 100.0},
+            {
+                "over compile": "Encore is 2.0",
+                "over stock's graphs": "Encore is 1.5",
+                "what to do": 'backend="encore"',
+                "start": "not measured",
+            },
+        ),
+        ({}, {"what to do": "torch.compile itself cannot run it (compile_error: no such operator)"}),
+        (dict.fromkeys(("compile", "graph", "encore"), 100.0), {"what to do": "stay with torch.compile"}),
+        ({"compile": 100.0}, {"what to do": "no mode with Encore"}),
+    ],
+)
+def test_six_lines_say_what_to_do(times: dict[str, float], expected: dict[str, str]) -> None:
     settings = {"workloads": ["mine:make"], "modes": ["compile", "graph", "encore"]}
-    return Run(environment(settings=settings), tuple(cells))  # type: ignore[arg-type]
-
-
-def lines_of(*cells: object) -> dict[str, str]:
-    lines = six_lines(run_of(*cells), "mine:make")
-    assert len(lines) == 6
-    return dict(line.split(": ", 1) for line in lines)
-
-
-def test_six_lines_of_a_faster_program_recommend_encore() -> None:
-    found = lines_of(
-        *(cell("mine:make", mode, us) for mode, us in (("compile", 200.0), ("graph", 150.0), ("encore", 100.0)))
-    )
-    assert found["over compile"].startswith("Encore is 2.0")
-    assert found["over stock's graphs"].startswith("Encore is 1.5")
-    assert 'backend="encore"' in found["what to do"]
-    assert "not measured" in found["start"]
-
-
-def test_six_lines_report_a_broken_torch_compile() -> None:
-    found = lines_of(
-        failed_cell("mine:make", "compile", Status.COMPILE_ERROR, "no such operator"),
-        failed_cell("mine:make", "encore", Status.COMPILE_ERROR, "no such operator"),
-    )
-    assert "torch.compile itself cannot run it" in found["what to do"]
-    assert "no such operator" in found["what to do"]
-
-
-def test_six_lines_of_equal_modes_advise_against_graphs() -> None:
-    found = lines_of(*(cell("mine:make", mode, 100.0) for mode in ("compile", "graph", "encore")))
-    assert "stay with torch.compile" in found["what to do"]
-
-
-def test_six_lines_without_encore_suggest_a_measurement() -> None:
-    assert "no mode with Encore" in lines_of(cell("mine:make", "compile"))["what to do"]
+    rows = [cell("mine:make", mode, us) for mode, us in times.items()] or BROKEN
+    lines = six_lines(Run(environment(settings=settings), tuple(rows)), "mine:make")
+    found = dict(line.split(": ", 1) for line in lines)
+    assert len(lines) == len(found) == 6
+    assert {name: words for name, words in expected.items() if words not in found[name]} == {}
 
 
 @pytest.fixture

@@ -91,10 +91,11 @@ def test_later_processes_start_late_where_host_memory_is_short(bench: Bench, mon
 def test_nothing_waits_for_modes_that_do_not_fit_together(bench: Bench) -> None:
     bench.run(modes=FOUR[1:3], fits=1, processes=2)
     started = [words[1:] for words in events(bench.folder) if words[0] == "started"]
-    assert {cell.grouping for cell in bench.cells().values()} == {Grouping.SEQUENTIAL}
+    cells = bench.cells()
+    assert {(cell.status, cell.grouping) for cell in cells.values()} == {(Status.PASS, Grouping.SEQUENTIAL)}
+    assert all(cell.group == [mode] and not cell.baseline_blocks for mode, cell in cells.items())
     assert fake_workers_alive() == []
-    assert started.count(["graph", "later"]) == 1, "for its mode alone"
-    assert started.count(["compile", "later"]) == 1
+    assert (started.count(["graph", "later"]), started.count(["compile", "later"])) == (1, 1), "for its mode alone"
 
 
 def test_profilers_run_one_by_one_after_timing(bench: Bench) -> None:
@@ -172,30 +173,16 @@ def test_first_mode_leads_where_the_reference_does_not(
     assert set(bench.compiled()) == {*(expected | followers).items()}
 
 
-def test_modes_of_a_workload_share_a_cache_workloads_do_not(bench: Bench) -> None:
-    bench.run(workloads=[fake_workload("ONE"), fake_workload("TWO")], processes=2)
-    folders = {
-        name: {
-            line.split()[-1]
-            for log in (bench.path / "logs").glob(f"{name}.*")
-            for line in log.read_text().splitlines()
-            if "told" in line
-        }
-        for name in ("ONE", "TWO")
-    }
-    assert len(folders["ONE"]) == len(folders["TWO"]) == 1
-    assert folders["ONE"] != folders["TWO"]
-
-
-def test_one_cell_finds_compiler_features_for_all_later_ones(bench: Bench) -> None:
+def test_modes_share_a_cache_and_all_cells_found_features(bench: Bench) -> None:
     bench.run(workloads=[fake_workload("ONE"), fake_workload("TWO")])
     told = {
-        log.stem: {line.split()[-3] for line in log.read_text().splitlines() if "told" in line}
+        log.stem: next(line.split() for line in log.read_text().splitlines() if "told" in line)
         for log in (bench.path / "logs").iterdir()
     }
     assert [words[1:] for words in events(bench.folder) if words[0] == "started"] == [["compile"]], "before all others"
-    assert len(told) == 8
-    assert set().union(*told.values()) == {"True"}
+    assert len(told) == 8 and {words[-3] for words in told.values()} == {"True"}
+    folders = [{words[-1] for log, words in told.items() if log.startswith(name)} for name in ("ONE", "TWO")]
+    assert len(folders[0]) == len(folders[1]) == 1 and folders[0] != folders[1]
 
 
 def test_cold_compile_times_are_taken_of_each_mode_alone(bench: Bench) -> None:
@@ -206,21 +193,12 @@ def test_cold_compile_times_are_taken_of_each_mode_alone(bench: Bench) -> None:
 
 def test_sampling_continues_until_ratios_are_narrow(bench: Bench) -> None:
     """Blocks of the fake worker are all alike: then the least number is enough, and scattered ones take them all."""
-    bench.run(modes=FOUR[1:3], blocks=10, most_blocks=25, measure_s=60.0, workloads=[fake_workload("CALM")])
-    bench.run(
-        {"graph": "scatter"},
-        modes=FOUR[1:3],
-        blocks=10,
-        most_blocks=25,
-        measure_s=60.0,
-        workloads=[fake_workload("WILD")],
-    )
-    assert {key: len(cell.blocks) for key, cell in bench.cells().items()} == {
-        "CALM/compile": 10,
-        "CALM/graph": 10,
-        "WILD/compile": 25,
-        "WILD/graph": 25,
-    }
+    for name, behave in (("CALM", {}), ("WILD", {"graph": "scatter"})):
+        limits = {"blocks": 10, "most_blocks": 25, "measure_s": 60.0}
+        bench.run(behave, modes=FOUR[1:3], workloads=[fake_workload(name)], **limits)
+    assert [(cell.workload, len(cell.blocks)) for cell in bench.cells().values()] == [
+        ("CALM", 10), ("CALM", 10), ("WILD", 25), ("WILD", 25),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -237,35 +215,20 @@ def test_sampling_continues_until_ratios_are_narrow(bench: Bench) -> None:
 def test_failing_mode_becomes_a_row_and_others_continue(bench: Bench, action: str, status: Status) -> None:
     outcome = bench.run({"graph": action}, modes=FOUR[:3], timeout_s=4.0)
     cells = bench.cells()
-    assert {mode: cell.status for mode, cell in cells.items()} == {
-        "eager": Status.PASS,
-        "compile": Status.PASS,
-        "graph": status,
-    }
-    assert cells["graph"].error
-    assert "fake worker of FAKE graph" in (cells["graph"].log_tail or "")
+    assert [cell.status for cell in cells.values()] == [Status.PASS, Status.PASS, status]
+    graph = cells["graph"]
+    assert graph.error and "fake worker of FAKE graph" in (graph.log_tail or "")
+    assert str(store.REPOSITORY) not in graph.model_dump_json(), "no path of this machine"
     assert [len(block.host_us) for block in cells["eager"].blocks] == [6] * 5
     assert [cell.mode for cell in outcome.failed] == ["graph"]
     assert fake_workers_alive() == []
 
 
 def test_failure_does_not_affect_the_next_workload(bench: Bench) -> None:
-    workloads = [fake_workload("ONE"), fake_workload("TWO")]
-    bench.run({"ONE/graph": "child,stray,exit:1"}, workloads, modes=FOUR[1:3])
-    cells = bench.cells()
-    assert [key for key, cell in cells.items() if cell.status is Status.PASS] == [
-        "ONE/compile",
-        "TWO/compile",
-        "TWO/graph",
-    ]
+    bench.run({"ONE/graph": "child,stray,exit:1"}, [fake_workload("ONE"), fake_workload("TWO")], modes=FOUR[1:3])
+    passed = [key for key, cell in bench.cells().items() if cell.status is Status.PASS]
+    assert passed == ["ONE/compile", "TWO/compile", "TWO/graph"]
     assert living(recorded_pids(bench.folder)) == []
-
-
-def test_errors_and_logs_hold_no_path_of_this_machine(bench: Bench) -> None:
-    bench.run({"graph": "fail:run_error"}, modes=(MODES["graph"],))
-    cell = bench.cells()["graph"]
-    assert cell.error == f"told to fail in {cell.error.split()[-1]}"
-    assert str(store.REPOSITORY) not in cell.model_dump_json()
 
 
 def test_mode_whose_bits_differ_fails_before_it_is_timed(bench: Bench) -> None:
@@ -337,11 +300,7 @@ def test_cold_caches_are_removed_and_warm_ones_kept(bench: Bench, monkeypatch: p
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     bench.run(modes=FOUR[:1])
     assert list(temporary.iterdir()) == []
-    bench.run(
-        modes=FOUR[:1],
-        warm_cache=True,
-        workloads=[fake_workload("WARM")],
-    )
+    bench.run(modes=FOUR[:1], warm_cache=True, workloads=[fake_workload("WARM")])
     assert (bench.folder / "warm").is_dir()
 
 

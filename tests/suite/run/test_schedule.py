@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from datetime import datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from recorded_runs import paths, read_recorded
 
 from models import registry
 from models.registry import TP_MARK
-from suite.measure.modes import MODES, Mode
+from suite.measure.modes import MODES
 from suite.results.errors import WrongUse
 from suite.results.schema import Cell
 from suite.run.matrix import select_modes_for, select_workloads
@@ -53,8 +54,9 @@ def test_each_process_and_each_rank_begins_on_a_core_of_its_own() -> None:
     cores = [10, 11, 12, 13, 14, 15, 16, 17]
     assert [core_for(0, cores, process=process) for process in (0, 1, 9)] == [10, 11, 11]
     assert [core_for(block, cores, process=7) for block in (0, 9, 10)] == [17, 17, 10]
+    assert [core_for(block, [3, 5]) for block in (0, 9, 10, 19, 20)] == [3, 3, 5, 5, 3], "blocks rotate it"
     assert [core_for(0, cores, process=1, rank=rank, ranks=3) for rank in range(3)] == [11, 13, 15]
-    assert core_for(0, cores[:2], ranks=3) is None, "not a core for each"
+    assert core_for(0, [7]) is core_for(0, []) is core_for(0, cores[:2], ranks=3) is None, "not a core for each"
 
 
 def test_long_blocks_are_halved_in_number() -> None:
@@ -72,11 +74,6 @@ def test_orders_hold_each_mode_once_and_vary_the_neighbours() -> None:
     assert all(sorted(order) == sorted(names) for order in drawn)
     before = Counter(one for order in drawn for one, two in itertools.pairwise(order) if two == "compile")
     assert min(before[name] for name in ("eager", "graph", "placement")) > 30
-
-
-def test_modes_of_a_block_share_a_core_and_blocks_rotate_it() -> None:
-    assert [core_for(block, [3, 5]) for block in (0, 9, 10, 19, 20)] == [3, 3, 5, 5, 3]
-    assert core_for(0, [7]) is core_for(0, []) is None
 
 
 def seconds_by_recorded_rows() -> dict[str, float]:
@@ -111,34 +108,25 @@ def test_estimates_hold_for_the_newest_recorded_rows() -> None:
     assert len(select_modes_for("cuda", None)) == ESTIMATED_MODES + 1, "and `lanes`"
 
 
-def modes(*wanted: str) -> list[Mode]:
-    return [MODES[name] for name in wanted]
-
-
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
         (
-            ["eager", "compile", "graph", "graph-unpartitioned", "placement", "indirection"],
-            [
-                ["compile", "graph", "eager", "graph-unpartitioned"],
-                ["compile", "graph", "placement", "indirection"],
-            ],
+            "eager compile graph graph-unpartitioned placement indirection",
+            ["compile graph eager graph-unpartitioned", "compile graph placement indirection"],
         ),
         (
-            ["compile", "graph", "graph-unpartitioned", "placement", "indirection"],
-            [["compile", "graph", "graph-unpartitioned"], ["compile", "graph", "placement", "indirection"]],
+            "compile graph graph-unpartitioned placement indirection",
+            ["compile graph graph-unpartitioned", "compile graph placement indirection"],
         ),
-        (
-            ["eager", "compile", "placement", "indirection"],
-            [["compile", "eager"], ["compile", "placement", "indirection"]],
-        ),
-        (["compile", "graph", "indirection"], []),
-        (["eager", "graph-unpartitioned", "placement", "indirection"], []),
+        ("eager compile placement indirection", ["compile eager", "compile placement indirection"]),
+        ("compile graph indirection", []),
+        ("eager graph-unpartitioned placement indirection", []),
     ],
 )
-def test_halves_share_the_baselines_and_are_more_than_pairs(wanted: list[str], expected: list[list[str]]) -> None:
-    assert [[mode.name for mode in half] for half in halves(modes(*wanted))] == expected
+def test_halves_share_the_baselines_and_are_more_than_pairs(wanted: str, expected: list[str]) -> None:
+    modes = [MODES[name] for name in wanted.split()]
+    assert [" ".join(mode.name for mode in half) for half in halves(modes)] == expected
 
 
 def test_estimates_are_recorded_seconds_with_a_margin() -> None:
@@ -170,50 +158,42 @@ def test_written_duration_reads_back(seconds: int) -> None:
     assert abs(parse_duration(written, "x") - seconds) < (60 if "h" in written else 1)
 
 
-def test_seed_out_of_range_is_refused() -> None:
+@pytest.mark.parametrize(("given", "processes"), [({}, 3), ({"processes": 6}, 6), ({"device": "cpu"}, 1)])
+def test_modes_start_three_times_on_a_gpu_and_once_on_a_cpu(given: dict[str, Any], processes: int) -> None:
+    assert RunSettings(**given).checked().processes == processes
+    assert RunSettings(**{**given, "processes": 2}).checked().processes == 2
     with pytest.raises(WrongUse, match="--seed -1"):
-        RunSettings(seed=-1).checked()
+        RunSettings(**given, seed=-1).checked()
 
 
-def test_modes_start_three_times_on_a_gpu_and_once_on_a_cpu() -> None:
-    assert RunSettings().checked().processes == 3
-    assert RunSettings(processes=6).checked().processes == 6
-    assert RunSettings(device="cpu").checked().processes == 1
-    assert RunSettings(device="cpu", processes=2).checked().processes == 2
-
-
-def test_quick_preset_names_registered_workloads() -> None:
-    QUICK.settings.checked()
-    chosen = select_workloads(QUICK.workloads, None)
-    assert {workload.task for workload, _ in chosen} == {"inference", "training"}
-
-
-def test_workloads_are_selected_once_with_their_default_variant() -> None:
-    chosen = select_workloads(["eos", "MMC", "EOS"], None)
-    assert [(workload.acronym, variant) for workload, variant in chosen] == [("EOS", "published"), ("MMC", "published")]
-    assert len(select_workloads([], None)) == len(registry.workloads())
-
-
-def test_set_chooses_its_workloads_and_none_means_all() -> None:
+def test_sets_and_names_choose_each_workload_once() -> None:
     sets = registry.sets()
     assert {"grace", "pygraph", "all"} <= set(sets)
     for name, members in sets.items():
         assert [workload for workload, _ in select_workloads([], None, name)] == members
     pygraph = {workload.acronym for workload, _ in select_workloads([], None, "PyGraph")}
     assert {"EOS", "XLNET-T"} <= pygraph and "DNET" not in pygraph
-    with pytest.raises(WrongUse, match=r"unknown set 'graze'; known: .*grace, nanogpt, pygraph.*all"):
-        select_workloads([], None, "graze")
-    with pytest.raises(WrongUse, match="--set grace chooses the workloads itself; leave it or EOS, MMC out"):
-        select_workloads(["EOS", "MMC"], None, "grace")
-
-
-def test_variant_is_an_error_where_named_else_a_filter() -> None:
+    chosen = select_workloads(["eos", "MMC", "EOS"], None)
+    assert [(workload.acronym, variant) for workload, variant in chosen] == [("EOS", "published"), ("MMC", "published")]
+    assert len(select_workloads([], None)) == len(registry.workloads())
+    QUICK.settings.checked()
+    assert {workload.task for workload, _ in select_workloads(QUICK.workloads, None)} == {"inference", "training"}
     assert {variant for _, variant in select_workloads([], "current")} == {"current"}
     assert 0 < len(select_workloads([], "current")) < len(registry.workloads())
-    with pytest.raises(WrongUse, match="EOS has published"):
-        select_workloads(["MMC", "EOS"], "current")
-    with pytest.raises(WrongUse, match="unknown variant 'nonsense'"):
-        select_workloads([], "nonsense")
+
+
+@pytest.mark.parametrize(
+    ("names", "variant", "chosen_set", "words"),
+    [
+        ([], None, "graze", r"unknown set 'graze'; known: .*grace, nanogpt, pygraph.*all"),
+        (["EOS", "MMC"], None, "grace", "--set grace chooses the workloads itself; leave it or EOS, MMC out"),
+        (["MMC", "EOS"], "current", None, "EOS has published"),
+        ([], "nonsense", None, "unknown variant 'nonsense'"),
+    ],
+)
+def test_wrong_choices_are_refused(names: list[str], variant: str | None, chosen_set: str | None, words: str) -> None:
+    with pytest.raises(WrongUse, match=words):
+        select_workloads(names, variant, chosen_set)
 
 
 def test_modes_with_cuda_graphs_need_a_gpu() -> None:

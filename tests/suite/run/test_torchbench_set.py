@@ -73,36 +73,38 @@ def test_listing_models_imports_none_of_them(poisoned: Path):
 def test_selected_models_are_not_imported_again(poisoned: Path):
     chosen = select_workloads(["torchbench:Both-train", "EOS"], None, planned=True)
     assert [(row.acronym, variant) for row, variant in chosen] == [
-        ("torchbench:Both-train", "published"),
-        ("EOS", "published"),
-    ]
-    with pytest.raises(WrongUse, match="SystemExit: listing imports nothing"):
-        select_workloads(["torchbench:Both-train"], None)
+        ("torchbench:Both-train", "published"), ("EOS", "published"),
+    ]  # fmt: skip
 
 
-def test_set_without_torchbench_names_the_installation():
-    with pytest.raises(WrongUse, match=r"not installed; get it by `git clone .*--with-torchbench PATH"):
-        select_workloads([], None, "torchbench")
-    with pytest.raises(WrongUse, match="needs TorchBench"):
-        select_workloads(["torchbench:alexnet"], None, planned=True)
+@pytest.mark.parametrize(
+    ("names", "chosen_set", "planned", "words"),
+    [
+        ([], "torchbench", False, r"not installed; get it by `git clone .*--with-torchbench PATH"),
+        (["torchbench:alexnet"], None, True, "needs TorchBench"),
+        *(
+            (["EOS", name], None, False, f"'{name}' is a set of workloads; choose it by --set {name}")
+            for name in ("grace", "Generation", "torchbench")
+        ),
+        ([], "torchbenchh", False, "unknown set .* torchbench"),
+    ],
+)
+def test_wrong_names_of_sets_are_refused(names: list[str], chosen_set: str | None, planned: bool, words: str):
+    with pytest.raises((WrongUse, registry.UnknownWorkload), match=words):
+        select_workloads(names, None, chosen_set, planned=planned)
 
 
-def test_unlisted_names_are_not_suggested(poisoned: Path):
-    for name in ("torchbench:Bothh", "EOSS"):
-        with pytest.raises(WrongUse) as raised:
-            select_workloads([name], None)
-        assert ("`encore list` shows all" in str(raised.value)) == (name == "EOSS")
-
-
-@pytest.mark.parametrize("name", ["grace", "Generation", "torchbench"])
-def test_set_for_a_workload_is_answered_with_the_option(name: str):
-    with pytest.raises(WrongUse, match=f"'{name}' is a set of workloads; choose it by --set {name}"):
-        select_workloads(["EOS", name], None)
-
-
-def test_unknown_set_names_this_one_too():
-    with pytest.raises(registry.UnknownWorkload, match="torchbench"):
-        registry.find_set("torchbenchh")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("torchbench:Both-train", "SystemExit: listing imports nothing"),
+        ("torchbench:Bothh", r"^(?!.*`encore list` shows all)"),
+        ("EOSS", "`encore list` shows all"),
+    ],
+)
+def test_wrong_names_of_models_are_refused(poisoned: Path, name: str, words: str):
+    with pytest.raises(WrongUse, match=words):
+        select_workloads([name], None)
 
 
 def test_listed_model_is_built_as_the_named_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

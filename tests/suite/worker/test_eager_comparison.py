@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import unittest.mock
@@ -62,18 +63,17 @@ def test_call_that_reads_old_inputs_is_found(cell, monkeypatch):
     assert cell(NearlyConstant).prepare().correctness.passed
 
 
-def test_error_that_begins_with_the_third_call_is_found(cell, monkeypatch):
-    """A wrongly replayed CUDA graph has correct results in its warm-up and recording."""
-    calls = 0
+TRIAL = {"mode": "compile", "stochastic": True}
 
-    def wrong_from_the_third_call(module, x):
-        nonlocal calls
-        calls += 1
-        return module(x) if calls < 3 else torch.zeros(4, 4)
 
-    replaced_call(monkeypatch, wrong_from_the_third_call)
+@pytest.mark.parametrize(("correct", "options"), [(2, {"spec": {"warm_up": 1}}), (4, TRIAL)])
+def test_error_that_begins_with_a_replay_is_found(cell, monkeypatch, correct, options):
+    """A wrongly replayed CUDA graph has correct results in its warm-up and recording: in a trial, of each input."""
+    calls = itertools.count()
+    replaced_call(monkeypatch, lambda module, x: module(x) if next(calls) < correct else torch.zeros(4, 4))
+    live = cell(Mlp, **options)
     with pytest.raises(Inaccurate):
-        cell(Mlp, spec={"warm_up": 1}).prepare()
+        live.prepare()
 
 
 def test_known_bits_reuse_the_verdict(cell, monkeypatch):

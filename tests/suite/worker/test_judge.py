@@ -32,62 +32,43 @@ def test_compiled_stochastic_training_agrees_with_eager(cell):
     assert (graphs.fx_graphs, graphs.graph_breaks, graphs.partitions, graphs.cuda_graphs) == (1, 0, None, 0)
 
 
-def attention_allowed() -> tuple[bool, ...]:
-    """Return whether flash, memory-efficient, cuDNN's and composed attention may run."""
+def surroundings() -> tuple[bool, ...]:
+    """Return whether algorithms are deterministic, and whether each kind of attention may run."""
     cuda = torch.backends.cuda
-    return (
-        cuda.flash_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-    )
+    kinds = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled, cuda.math_sdp_enabled)
+    return torch.are_deterministic_algorithms_enabled(), *(may_run() for may_run in kinds)
 
 
 class Asking(torch.nn.Module):
-    """Writes down whether its algorithms are deterministic, and which attention may run; uncompiled and compiled."""
+    """Writes down its surroundings, uncompiled and compiled."""
 
     def __init__(self) -> None:
         super().__init__()
         self.mlp = Mlp(0.5)
-        self.found: list[bool] = []
-        self.attention: list[tuple[bool, ...]] = []
+        self.found: list[tuple[bool, ...]] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        torch.compiler.disable(self.ask)()
+        torch.compiler.disable(lambda: self.found.append(surroundings()))()
         return self.mlp(x)
 
-    def ask(self) -> None:
-        self.found.append(torch.are_deterministic_algorithms_enabled())
-        self.attention.append(attention_allowed())
 
-
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_eager_and_trial_may_be_deterministic_by_themselves(cell, deterministic):
+@pytest.mark.parametrize(("task", "deterministic"), [("training", True), ("training", False), ("inference", False)])
+def test_eager_and_trial_have_surroundings_of_their_own(cell, task, deterministic):
+    """Their algorithms may be deterministic, and dropping attention is computed from single operators."""
     module = Asking()
-    live = cell(lambda: module, "compile", task="training", stochastic=True, tried_deterministic=deterministic)
+    live = cell(lambda: module, "compile", task=task, stochastic=True, tried_deterministic=deterministic)
+    before = surroundings()
+    assert not before[0]
     live.build()
     assert live._judge.trial_verdict.passed
-    assert set(module.found) == {deterministic}
+    attention = (False, False, False, True) if task == "training" else before[1:]
+    assert set(module.found) == {(deterministic, *attention)}
     tried = len(module.found)
     assert tried >= 4, "eager, and what was compiled for trial, on two inputs each"
     live.compile(CompileConditions.COLD_ALONE)
-    assert set(module.found[tried:]) == {False}
+    assert set(module.found[tried:]) == {before} == {surroundings()}
     assert live.settle().correctness.passed
-    assert not torch.are_deterministic_algorithms_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory
-
-
-@pytest.mark.parametrize("task", ["training", "inference"])
-def test_dropping_attention_is_computed_from_single_operators(cell, task):
-    module = Asking()
-    live = cell(lambda: module, "compile", task=task, stochastic=True)
-    before = attention_allowed()
-    live.build()
-    assert set(module.attention) == {(False, False, False, True) if task == "training" else before}
-    tried = len(module.attention)
-    assert tried >= 4, "eager, and what was compiled for trial, on two inputs each"
-    live.compile(CompileConditions.COLD_ALONE)
-    assert set(module.attention[tried:]) == {before} == {attention_allowed()}
 
 
 def test_trials_do_not_share_caches_with_what_is_measured(cell, monkeypatch, tmp_path):
@@ -200,18 +181,3 @@ def test_trial_leaves_no_pending_work(cell, monkeypatch):
     live.build()
     assert forgotten == [len(calls)], "after the trial's last call"
     assert calls
-
-
-def test_stochastic_trial_judges_replays_not_first_calls(cell, monkeypatch):
-    """A wrongly replayed CUDA graph shows only later: the first call is warm-up, the second the recording."""
-    calls = 0
-
-    def wrong_from_the_third_call(module, x):
-        nonlocal calls
-        calls += 1
-        return module(x) if calls <= 2 * 2 else torch.zeros(4, 4)  # two inputs are checked
-
-    replaced_call(monkeypatch, wrong_from_the_third_call)
-    live = cell(lambda: Mlp(0.5), "compile", stochastic=True)
-    with pytest.raises(Inaccurate):
-        live.build()

@@ -105,12 +105,6 @@ def test_record_command_packs_a_run_and_renews_the_page(
     assert set(read_history(tmp_path / "history.csv")["run"]) == {"new"}, "the rows of a deleted run stay"
 
 
-def test_unknown_run_is_not_recorded(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["record", "nowhere"])
-    assert ended.value.code == 2 and "unknown run" in capsys.readouterr().err
-
-
 def a_row(
     workload: str, commit: str, day: int, ratio: tuple[float, float, float] | None, **changes: object
 ) -> dict[str, object]:
@@ -178,12 +172,6 @@ def test_history_command_adds_own_runs_and_draws(
     assert "EOS" in printed and "0123456" in printed, "the device of the newest row, which is of the own run"
     assert "1.60" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_figure_needs_the_name_of_a_file(tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["history", "--figure", str(tmp_path)])
-    assert ended.value.code == 2 and "it is a folder" in capsys.readouterr().err
 
 
 def test_every_recorded_run_is_in_the_history() -> None:

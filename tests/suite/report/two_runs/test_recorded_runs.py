@@ -66,19 +66,15 @@ def halves(name: str, split: tuple[int, ...]) -> tuple[Run, Run]:
     return base, new
 
 
-def compared(base: Run, new: Run) -> Comparison:
-    return compare_runs(base, new)
-
-
 @functools.cache
 def unchanged(name: str, split: tuple[int, ...]) -> Comparison:
-    return compared(*halves(name, split))
+    return compare_runs(*halves(name, split))
 
 
 @functools.cache
 def changed(name: str, split: tuple[int, ...], mode: str, factor: float) -> Comparison:
     base, new = halves(name, split)
-    return compared(base, slower(new, mode, factor))
+    return compare_runs(base, slower(new, mode, factor))
 
 
 def pairs_of(made: Comparison, mode: str) -> dict[str, Pair]:
@@ -127,8 +123,8 @@ def test_slowdown_by_half_is_found_in_each_workload() -> None:
 @pytest.mark.parametrize("factor", [1.05, 1.5])
 def test_slowdown_between_two_commits_is_found(mode: str, factor: float) -> None:
     base, new = (load_recorded(RECORDED / name) for name in RUNS)
-    before = compared(base, new).means[mode].change
-    made = compared(base, slower(new, mode, factor))
+    before = compare_runs(base, new).means[mode].change
+    made = compare_runs(base, slower(new, mode, factor))
     assert made.means[mode].outcome is Outcome.REGRESSION
     assert math.log(made.means[mode].change.value) == pytest.approx(math.log(before.value / factor), abs=1e-6)
     others = [mean.outcome for other, mean in made.means.items() if other in MODES and other != mode]
