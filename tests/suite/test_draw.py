@@ -37,25 +37,25 @@ def drawn(
     return DrawnGraph(title="a graph", concurrency=concurrency, times_us=times_us)
 
 
-def test_timeline_starts_each_launch_when_its_waits_end() -> None:
-    line = timeline(drawn())
-    assert line.starts == (0.0, 1.0, 1.0, 6.0)
-    assert (line.end, line.total, line.unit) == (7.0, 9.0, "us")
-    assert line.longest_path == (0, 1, 3)
-    assert line.branches == 2
-    assert line.branch_of[1] != line.branch_of[2]
-
-
-def test_longest_path_stays_on_its_branch() -> None:
-    line = timeline(drawn(times_us=(1.0, 2.0, 5.0, 1.0)))
-    assert line.longest_path == (0, 2, 3)
-    assert len({line.branch_of[one] for one in line.longest_path}) == 1
-    assert line.crossings == ((0, 1), (1, 3))
-
-
-def test_timeline_without_times_counts_nodes() -> None:
-    line = timeline(drawn(times_us=None))
-    assert (line.end, line.total, line.unit) == (3.0, 4.0, "nodes")
+@pytest.mark.parametrize(
+    ("times_us", "starts", "path", "whole"),
+    [
+        ((1.0, 5.0, 2.0, 1.0), (0.0, 1.0, 1.0, 6.0), (0, 1, 3), (7.0, 9.0, "us")),
+        ((1.0, 2.0, 5.0, 1.0), (0.0, 1.0, 1.0, 6.0), (0, 2, 3), (7.0, 9.0, "us")),
+        (None, (0.0, 1.0, 1.0, 2.0), (0, 1, 3), (3.0, 4.0, "nodes")),
+    ],
+)
+def test_launches_start_when_their_waits_end_and_the_longest_path_keeps_its_branch(
+    times_us: tuple[float, ...] | None,
+    starts: tuple[float, ...],
+    path: tuple[int, ...],
+    whole: tuple[float, float, str],
+) -> None:
+    line = timeline(drawn(times_us=times_us))
+    assert (line.starts, (line.end, line.total, line.unit), line.longest_path) == (starts, whole, path)
+    assert (line.branches, len({line.branch_of[one] for one in path})) == (2, 1)
+    (other,) = {1, 2} - {*path}
+    assert line.branch_of[1] != line.branch_of[2] and line.crossings == ((0, other), (other, 3))
 
 
 @given(

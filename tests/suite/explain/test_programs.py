@@ -12,20 +12,57 @@ import pytest
 from explain_programs import WIDTH
 from explain_seen import Seen, at, captured
 
-from optimizations.report import Copy, CpuNode
+from suite.explain.records import Lowering
 
+BATCH = 8
+FLOAT_BYTES = 4
+ONE_GRAPH = {
+    # What comes with each call or is made in it, the copies, whether stock captures it, and what each setting makes of
+    # it: partitions, kernels in graphs and outside, CPU kernels, host-to-device copies, blocking ones; and reasons.
+    "mask_attribute": (
+        ["attribute self.mask"], [("copy", True, BATCH * WIDTH * FLOAT_BYTES)], True,
+        {
+            "graph": ((1, 2, 0, 0, 1, 1), ["DeviceCopy ops"]),
+            "graph-unpartitioned": ((0, 0, 2, 0, 1, 1), ["cpu device"]),
+            "placement": ((1, 2, 0, 0, 0, 0), []),
+        },
+    ),
+    "numpy_scalar": (  # the scalars are packed by a CPU kernel
+        ["attribute self.temperature"], [("scalar", False, 8)], False,
+        {
+            "graph": ((1, 2, 0, 1, 1, 0), ["cpu ops", "DeviceCopy ops"]),
+            "graph-unpartitioned": ((0, 0, 2, 0, 0, 0), ["cpu device"]),
+            "placement": ((1, 2, 0, 0, 0, 0), []),
+        },
+    ),
+    "staged_argument": (
+        ["argument x"], [("copy", True, BATCH * WIDTH * FLOAT_BYTES)], True,
+        {"graph": ((1, 2, 0, 0, 1, 1), ["DeviceCopy ops"]), "placement": ((1, 2, 0, 0, 1, 0), [])},
+    ),
+    "cpu_output": (
+        ["attribute self.table", "computed sin"], [], False,
+        {"graph": ((1, 1, 0, 1, 0, 0), ["cpu ops"]), "graph-unpartitioned": ((0, 0, 1, 1, 0, 0), ["cpu device"])},
+    ),
+    "cpu_index": (
+        ["attribute self.rows"], [("implicit", True, 3 * 8)], None, {"placement": ((1, 1, 0, 0, 0, 0), [])},
+    ),
+    "mutated_cpu_state": (
+        ["attribute self.calls", "computed add_"], [], False,
+        {name: ((1, 1, 0, 1, 0, 0), ["cpu ops"]) for name in ("graph", "placement")},
+    ),
+    "constructor_chain": (
+        ["constant arange", "computed mul", "computed sin"], [("copy", True, WIDTH * FLOAT_BYTES)], True,
+        {name: ((1, 1, 0, 0, 0, 0), []) for name in ("graph", "graph-unpartitioned", "placement")},
+    ),
+    "mutated_input": (
+        [], [], False, {name: ((0, 0, 1, 0, 0, 0), ["mutated inputs"]) for name in ("graph", "graph-unpartitioned")},
+    ),
+}  # fmt: skip
 NAMES = (
-    "mask_attribute",
+    *ONE_GRAPH,
     "cpu_autocast",
-    "numpy_scalar",
-    "staged_argument",
-    "cpu_output",
-    "cpu_index",
-    "mutated_cpu_state",
-    "constructor_chain",
     "lengths_read_by_host",
     "weight_read_by_host",
-    "mutated_input",
     "dropout",
     "attention_bf16",
     "attention_bf16_masked",
@@ -37,8 +74,6 @@ NAMES = (
     "raises",
     "repeats",
 )
-BATCH = 8
-FLOAT_BYTES = 4
 
 
 @pytest.fixture(scope="module")
@@ -53,36 +88,42 @@ def seen(request: pytest.FixtureRequest, answers: dict[str, Any]) -> Seen:
     return Seen(answers["programs"][name])
 
 
-def kinds(nodes: list[CpuNode]) -> list[str]:
-    return [node.kind for node in nodes]
+def work(lowering: Lowering) -> tuple[int, ...]:
+    kernels = (lowering.partitions, lowering.kernels_in_graphs, lowering.kernels_outside, lowering.cpu_kernels)
+    return (*kernels, lowering.host_to_device_copies, lowering.blocking_copies)
 
 
-def only(copies: list[Copy]) -> Copy:
-    (copy,) = copies
-    return copy
+@pytest.mark.parametrize("name", ONE_GRAPH)
+def test_cpu_values_copies_and_graphs_are_those_of_the_program(answers: dict[str, Any], name: str) -> None:
+    nodes, copies, captures, settings = ONE_GRAPH[name]
+    seen = Seen(answers["programs"][name])
+    placement = seen.graph.placement
+    assert [f"{node.kind} {node.operation}" for node in placement.cpu_nodes_before] == nodes
+    assert [(copy.kind, copy.blocking, copy.copied_bytes) for copy in placement.copies_before] == copies
+    assert seen.graph.stock_captures is captures
+    for setting, (expected, reasons) in settings.items():
+        lowering = seen.lowering(setting)
+        assert work(lowering) == expected, setting
+        found = [why.reason for why in lowering.not_captured]
+        assert [why.partition(" (")[0] for why in found] == reasons, setting
 
 
-def test_mask_attribute__is_an_attribute_copied_in_each_call(seen: Seen) -> None:
-    (node,) = seen.graph.placement.cpu_nodes_before
-    assert (node.kind, node.operation, node.shape, node.dtype) == ("attribute", "self.mask", (BATCH, WIDTH), "float32")
-    copy = only(seen.graph.placement.copies_before)
-    assert (copy.kind, copy.blocking, copy.copied_bytes) == ("copy", True, BATCH * WIDTH * FLOAT_BYTES)
-    for line in (node.source_line, copy.source_line):
-        assert line is not None
-        assert line.startswith(at("self.mask.to(x.device)"))
-
-
-def test_mask_attribute__is_split_off_or_blocks(seen: Seen) -> None:
-    assert (seen.stock.partitions, seen.stock.kernels_in_graphs, seen.stock.kernels_outside) == (1, 2, 0)
-    assert (seen.unpartitioned.partitions, seen.unpartitioned.kernels_in_graphs) == (0, 0)
-    assert seen.unpartitioned.kernels_outside == 2
-    for lowering, reason in ((seen.stock, "DeviceCopy"), (seen.unpartitioned, "cpu device")):
-        assert (lowering.host_to_device_copies, lowering.blocking_copies) == (1, 1)
-        (why,) = lowering.not_captured
-        assert reason in why.reason
-        assert why.source_line is not None
-        assert why.source_line.startswith(at("self.mask.to(x.device)"))
-    assert seen.graph.stock_captures is True
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("mask_attribute", "self.mask.to(x.device)"),
+        ("mutated_cpu_state", "self.calls.add_(1)"),
+        ("mutated_input", "x.add_(1)"),
+    ],
+)
+def test_what_is_not_captured_has_its_line(answers: dict[str, Any], name: str, line: str) -> None:
+    seen = Seen(answers["programs"][name])
+    lines = [why.source_line for lowering in (seen.stock, seen.unpartitioned) for why in lowering.not_captured[:1]]
+    if name == "mask_attribute":
+        placement = seen.graph.placement
+        lines += [one.source_line for one in (*placement.cpu_nodes_before, *placement.copies_before)]
+        lines += [one.source_line for one in placement.hoisted]
+    assert [(one or "").startswith(at(line)) for one in lines] == [True] * len(lines)
 
 
 def test_cpu_autocast__is_not_analysed_and_says_so(seen: Seen) -> None:
@@ -91,61 +132,14 @@ def test_cpu_autocast__is_not_analysed_and_says_so(seen: Seen) -> None:
     assert limit.endswith("the graph switches autocast on the CPU on and off")
 
 
-def test_numpy_scalar__is_passed_by_value_or_moved(seen: Seen) -> None:
-    (node,) = seen.graph.placement.cpu_nodes_before
-    assert (node.kind, node.operation, node.shape, node.dtype) == ("attribute", "self.temperature", (), "float64")
-    copy = only(seen.graph.placement.copies_before)
-    assert (copy.kind, copy.blocking, copy.copied_bytes) == ("scalar", False, 8)
-    assert (seen.stock.cpu_kernels, seen.stock.host_to_device_copies, seen.stock.blocking_copies) == (1, 1, 0)
-    assert (seen.stock.partitions, seen.stock.kernels_outside) == (1, 0)
-    assert (seen.unpartitioned.partitions, seen.unpartitioned.kernels_outside) == (0, 2)
-    assert seen.graph.stock_captures is False, "the scalars are packed by a CPU kernel"
-
-
-def test_staged_argument__comes_with_each_call(seen: Seen) -> None:
-    (node,) = seen.graph.placement.cpu_nodes_before
-    assert (node.kind, node.operation) == ("argument", "x")
-    copy = only(seen.graph.placement.copies_before)
-    assert (copy.kind, copy.blocking, copy.copied_bytes) == ("copy", True, BATCH * WIDTH * FLOAT_BYTES)
-    assert seen.graph.non_static_inputs == []
-    assert seen.stock.blocking_copies == 1
-
-
 def test_gradient_in_forward__is_not_lowered(seen: Seen) -> None:
     assert (seen.failure, seen.graph.lowerings, seen.graph.stock_captures) == (None, [], None)
     assert any(limit.startswith("graph 0 was not lowered for graph: gradients inside") for limit in seen.limits)
 
 
-def test_cpu_output__is_listed_after_its_operands(seen: Seen) -> None:
-    assert kinds(seen.graph.placement.cpu_nodes_before) == ["attribute", "computed"]
-    assert seen.graph.placement.copies_before == ()
-    assert (seen.stock.partitions, seen.stock.kernels_in_graphs, seen.stock.cpu_kernels) == (1, 1, 1)
-    assert seen.unpartitioned.partitions == 0
-    assert seen.graph.stock_captures is False
-
-
-def test_cpu_index__is_copied_by_the_indexing(seen: Seen) -> None:
-    copy = only(seen.graph.placement.copies_before)
-    assert (copy.kind, copy.blocking, copy.copied_bytes) == ("implicit", True, 3 * 8)
-    assert seen.graph.stock_captures is None
+def test_cpu_index__is_a_limit_with_its_line(seen: Seen) -> None:
     (limit,) = (limit for limit in seen.limits if "CPU tensor" in limit)
     assert at("[self.rows]") in limit
-
-
-def test_mutated_cpu_state__stays_on_the_cpu(seen: Seen) -> None:
-    assert kinds(seen.graph.placement.cpu_nodes_before) == ["attribute", "computed"]
-    assert (seen.stock.partitions, seen.stock.kernels_in_graphs, seen.stock.cpu_kernels) == (1, 1, 1)
-    (why,) = seen.stock.not_captured
-    assert why.reason == "cpu ops"
-    assert why.source_line is not None
-    assert why.source_line.startswith(at("self.calls.add_(1)"))
-
-
-def test_constructor_chain__is_moved_to_the_gpu_by_stock(seen: Seen) -> None:
-    assert kinds(seen.graph.placement.cpu_nodes_before) == ["constant", "computed", "computed"]
-    assert only(seen.graph.placement.copies_before).copied_bytes == WIDTH * FLOAT_BYTES
-    for lowering in (seen.stock, seen.unpartitioned):
-        assert (lowering.partitions, lowering.host_to_device_copies, lowering.cpu_kernels) == (1, 0, 0)
 
 
 def test_lengths_read_by_host__break_the_graph(seen: Seen) -> None:
@@ -163,16 +157,6 @@ def test_weight_read_by_host__ends_the_analysis(seen: Seen) -> None:
     assert seen.graph.stock_captures is True
     (limit,) = (limit for limit in seen.limits if "comes after it is not seen" in limit)
     assert at("if y.sum() > 0:") in limit
-
-
-def test_mutated_input__keeps_its_graph_from_being_recorded(seen: Seen) -> None:
-    for lowering in (seen.stock, seen.unpartitioned):
-        assert (lowering.partitions, lowering.kernels_in_graphs, lowering.kernels_outside) == (0, 0, 1)
-        (why,) = lowering.not_captured
-        assert "mutated inputs" in why.reason
-        assert why.source_line is not None
-        assert why.source_line.startswith(at("x.add_(1)"))
-    assert seen.graph.stock_captures is False
 
 
 def test_dropout__draws_its_numbers_inside_the_graph(seen: Seen) -> None:
@@ -217,29 +201,20 @@ def test_repeats__is_counted_once_with_its_repetitions(seen: Seen) -> None:
 
 @pytest.mark.parametrize("name", ["mask_attribute", "numpy_scalar", "cpu_index", "constructor_chain"])
 def test_placement_leaves_one_cuda_graph_and_no_copy_per_call(answers: dict[str, Any], name: str) -> None:
-    seen = Seen(answers["programs"][name])
-    after, lowered = seen.graph.placement, seen.lowering("placement")
+    after = Seen(answers["programs"][name]).graph.placement
     assert (after.untouched, after.cpu_nodes_after, after.left) == (None, (), ())
     assert {copy.kind for copy in after.copies_after} <= {"scalar"}
-    assert (lowered.partitions, lowered.kernels_outside, lowered.cpu_kernels) == (1, 0, 0)
-    assert lowered.host_to_device_copies == 0
-    assert lowered.kernels_in_graphs >= 1
 
 
 def test_mask_attribute__is_kept_on_the_gpu_by_placement(seen: Seen) -> None:
     (value,) = seen.graph.placement.hoisted
     assert (value.form, value.hoisted_bytes) == ("kept", BATCH * WIDTH * FLOAT_BYTES)
-    assert value.source_line is not None
-    assert value.source_line.startswith(at("self.mask.to(x.device)"))
-    assert seen.stock.blocking_copies == 1, "what there is to gain"
 
 
 def test_staged_argument__is_moved_by_one_copy(seen: Seen) -> None:
     assert len(seen.graph.placement.staged) == 1
     assert [copy.blocking for copy in seen.graph.placement.copies_after] == [False]
-    lowered = seen.lowering("placement")
-    assert (lowered.host_to_device_copies, lowered.blocking_copies) == (1, 0)
-    assert seen.stock.blocking_copies == 1, "what there is to gain"
+    assert seen.graph.non_static_inputs == []
 
 
 def test_mutated_cpu_state__is_not_placed_with_a_reason(seen: Seen) -> None:

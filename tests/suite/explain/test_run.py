@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -63,13 +62,6 @@ def test_explain_ends_a_target_after_its_processor_time() -> None:
 def test_wrong_programs_are_wrong_use(name: str, message: str) -> None:
     with pytest.raises(WrongUse, match=message):
         list(explain_many([Target(name, None)], timeout_s=TIMEOUT_S))
-
-
-def test_out_that_is_a_file_is_wrong_use(tmp_path: Path) -> None:
-    taken = tmp_path / "taken"
-    taken.write_text(json.dumps({}))
-    with pytest.raises(FileExistsError):
-        next(explain_many([Target("MMC", "published")], out=taken))
 
 
 def test_files_are_named_after_target_and_variant() -> None:

@@ -35,7 +35,7 @@ def distance(value, reference, **options) -> float:
         ([0.3, 0.0, 0.0, 0.0], [0.0] * 4, Size(rms=9.0, largest=3.0), 0.3 / 3),
     ],
 )
-def test_error_is_the_larger_norm_of_the_difference_over_the_references(value, reference, least, error):
+def test_error_is_the_larger_norm_over_that_of_the_reference(value, reference, least, error):
     assert distance(value, reference, **{"least": least} if least else {}) == pytest.approx(error)
 
 

@@ -66,9 +66,7 @@ def test_command_without_a_gpu_prints_one_line(capsys: pytest.CaptureFixture[str
         patch.setattr("suite.measure.gpu.find_gpu", lambda: (_ for _ in ()).throw(NoGpu("no NVIDIA GPU here")))
         with pytest.raises(SystemExit) as ended:
             main(["micro", "indirection"])
-    assert ended.value.code == EXIT_WRONG_USE
-    said = capsys.readouterr().err
-    assert said == "encore: no NVIDIA GPU here\n"
+    assert (ended.value.code, capsys.readouterr().err) == (EXIT_WRONG_USE, "encore: no NVIDIA GPU here\n")
 
 
 class FakeBench:

@@ -7,21 +7,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.special import stdtrit
 
 from suite.measure.modes import MODES, REFERENCE_MODE
 from suite.results import stats
 from suite.results.stats import Ratio, Verdict
-
-times = st.floats(min_value=1.0, max_value=1e6, allow_nan=False)
-process = st.lists(st.lists(times, min_size=1, max_size=4), min_size=1, max_size=7)
-sides = st.integers(1, 3).flatmap(
-    lambda count: st.tuples(*(st.lists(process, min_size=count, max_size=count) for _ in range(2)))
-)
-quickly = settings(max_examples=30, deadline=None, derandomize=True)
 
 
 def spread_of_pairs(pairs, modes):
@@ -55,6 +46,10 @@ def test_ratio_is_the_mean_over_processes():
 def test_location_is_the_mean_of_the_undisturbed_half():
     assert stats.location(np.arange(20.0)) == pytest.approx(np.mean(np.arange(2, 10)))
     assert stats.location(np.array([5.0])) == 5.0
+    calm = [[100.0 + index % 3] for index in range(40)]
+    disturbed = [block if index % 2 else [1.9 * block[0]] for index, block in enumerate(calm)]
+    ratio = stats.speed_up([calm] * 3, [disturbed] * 3)
+    assert ratio.value == pytest.approx(1.0, abs=0.01), "a host that slows half of the blocks moves no ratio"
 
 
 def test_intervals_are_students_t_over_processes():
@@ -78,13 +73,6 @@ def test_interval_of_one_process_uses_its_blocks():
     assert stats.judge(ratio) is Verdict.AMBG
 
 
-def test_host_that_slows_half_of_the_blocks_moves_no_ratio():
-    calm = [[100.0 + index % 3] for index in range(40)]
-    disturbed = [block if index % 2 else [1.9 * block[0]] for index, block in enumerate(calm)]
-    ratio = stats.speed_up([calm] * 3, [disturbed] * 3)
-    assert ratio.value == pytest.approx(1.0, abs=0.01)
-
-
 @pytest.mark.parametrize("spread", [0.0, 0.01, 0.05])
 def test_intervals_cover_a_known_ratio(spread):
     generator = np.random.default_rng(1)
@@ -105,54 +93,50 @@ def test_differing_processes_widen_the_interval():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "verdict"),
+    ("ratio", "verdict"),
     [
-        (1.01, 1.10, Verdict.FAST),
-        (0.99, 1.10, Verdict.AMBG),
-        (0.90, 0.99, Verdict.SLOW),
-        (0.90, 1.001, Verdict.AMBG),
-        (0.98, 1.02, Verdict.SAME),
-        (1.005, 1.02, Verdict.SAME),
-        (0.95, 1.02, Verdict.AMBG),
-        (0.96, 1.04, Verdict.AMBG),
-        (0.5, 2.0, Verdict.AMBG),
-        (1.5, 2.0, Verdict.FAST),
+        (ratio_of(1.01, 1.10), Verdict.FAST),
+        (ratio_of(0.99, 1.10), Verdict.AMBG),
+        (ratio_of(0.90, 0.99), Verdict.SLOW),
+        (ratio_of(0.90, 1.001), Verdict.AMBG),
+        (ratio_of(0.98, 1.02), Verdict.SAME),
+        (ratio_of(1.005, 1.02), Verdict.SAME),
+        (ratio_of(0.95, 1.02), Verdict.AMBG),
+        (ratio_of(0.96, 1.04), Verdict.AMBG),
+        (ratio_of(0.5, 2.0), Verdict.AMBG),
+        (ratio_of(1.5, 2.0), Verdict.FAST),
+        # Sameness needs ninety percent within the margin.
+        (ratio_of(1 / 1.035, 1.035), Verdict.SAME),
+        (ratio_of(1 / 1.04, 1.04), Verdict.AMBG),
+        # Too few processes or blocks never decide.
+        (ratio_of(2.0, 2.1, processes=2), Verdict.AMBG),
+        (ratio_of(2.0, 2.1, blocks=2), Verdict.AMBG),
+        (ratio_of(2.0, 2.1, blocks=3), Verdict.FAST),
     ],
 )
-def test_verdict_follows_from_interval_and_margin(low, high, verdict):
-    assert stats.judge(ratio_of(low, high)) is verdict
+def test_verdict_follows_from_interval_and_margin(ratio, verdict):
+    assert stats.judge(ratio) is verdict
 
 
-def test_sameness_needs_ninety_percent_within_the_margin():
-    assert stats.judge(ratio_of(1 / 1.035, 1.035, inner=0.8)) is Verdict.SAME
-    assert stats.judge(ratio_of(1 / 1.04, 1.04, inner=0.8)) is Verdict.AMBG
-
-
-def test_too_few_processes_or_blocks_never_decide():
-    assert stats.judge(ratio_of(2.0, 2.1, processes=2)) is Verdict.AMBG
-    assert stats.judge(ratio_of(2.0, 2.1, blocks=2)) is Verdict.AMBG
-    assert stats.judge(ratio_of(2.0, 2.1, blocks=3)) is Verdict.FAST
-
-
-def test_one_block_has_an_open_interval():
-    ratio = stats.speed_up([[[100.0, 110.0]]], [[[50.0]]])
+@pytest.mark.parametrize(
+    ("reference", "mode"),
+    [
+        ([[[100.0, 110.0]]], [[[50.0]]]),  # one block
+        ([[[1.0]] * 5, [[1e300]] * 5], [[[1e300]] * 5, [[1.0]] * 5]),
+    ],
+)
+def test_interval_without_data_is_unbounded(reference, mode):
+    ratio = stats.speed_up(reference, mode)
     assert (*ratio.interval(), *ratio.interval(0.9)) == (0.0, math.inf, 0.0, math.inf)
 
 
 def test_sampling_ends_when_blocks_scatter_little():
-    generator = np.random.default_rng(3)
-    quiet = [[100.0 * math.exp(generator.normal(0, 0.005))] for _ in range(20)]
-    noisy = [[100.0 * math.exp(generator.normal(0, 0.3))] for _ in range(20)]
-    assert stats.narrow_enough(quiet, quiet, processes=3)
-    assert not stats.narrow_enough(quiet, noisy, processes=3)
-
-
-def test_narrowness_does_not_depend_on_the_difference_of_modes():
-    """Otherwise sampling would end with an accidental finding."""
+    """Whatever the difference of modes is: otherwise sampling would end with an accidental finding."""
     generator = np.random.default_rng(4)
-    blocks = [[100.0 * math.exp(generator.normal(0, 0.02))] for _ in range(30)]
+    quiet, noisy = ([[100.0 * math.exp(generator.normal(0, noise))] for _ in range(30)] for noise in (0.02, 0.3))
     for factor in (0.5, 0.98, 1.0, 1.02, 2.0):
-        assert stats.narrow_enough(blocks, [[factor * block[0]] for block in blocks], processes=3)
+        assert stats.narrow_enough(quiet, [[factor * block[0]] for block in quiet], processes=3)
+    assert not stats.narrow_enough(quiet, noisy, processes=3)
 
 
 TRUTHS = (0.5, 1.0, 2.0, 4.0) * 4
@@ -249,11 +233,6 @@ def test_ratio_has_the_larger_of_its_own_and_pooled_variance():
     assert error(stats.UNKNOWN) == pytest.approx(math.sqrt(own / 3))
     assert error(stats.Spread(0.0010, 4)) == pytest.approx(math.sqrt((2 * own + 4 * 0.0010) / 6 / 3))
     assert error(stats.Spread(0.0001, 4)) == pytest.approx(math.sqrt(own / 3)), "never less than its own"
-
-
-def test_interval_without_data_is_unbounded():
-    ratio = stats.speed_up([[[1.0]] * 5, [[1e300]] * 5], [[[1e300]] * 5, [[1.0]] * 5])
-    assert (ratio.low, ratio.high) == (0.0, math.inf)
 
 
 def test_change_between_two_sides_is_students_t_of_two_samples() -> None:

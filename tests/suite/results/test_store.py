@@ -19,18 +19,11 @@ from suite.results.schema import Cell, Environment, Status
 from suite.results.store import InvalidResults, find_run, read_run, write_atomically
 from suite.settings import FULL, RunPlan
 
-
-def plan(**changes: object) -> RunPlan:
-    fields: dict[str, object] = {
-        **FULL.settings.model_dump(),
-        "workloads": ["EOS", "ST"],
-        "modes": ["compile", "graph"],
-    }
-    return RunPlan.model_validate(fields | changes)
+PLAN = RunPlan.model_validate({**FULL.settings.model_dump(), "workloads": ["EOS", "ST"], "modes": ["compile", "graph"]})
 
 
-def make_run(path: Path, *cells: Cell, record: Environment | None = None, **settings: object) -> Path:
-    with RunWriter.create(path, record or environment(settings=plan(**settings).model_dump())) as writer:
+def make_run(path: Path, *cells: Cell, record: Environment | None = None) -> Path:
+    with RunWriter.create(path, record or environment(settings=PLAN.model_dump())) as writer:
         for each in cells:
             writer.append(each)
     return path
@@ -40,7 +33,7 @@ def test_cells_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     cells = (cell("EOS", "compile"), failed_cell("EOS", "graph", Status.TIMEOUT))
     run = read_run(make_run(tmp_path / "run", *cells))
     assert run.cells == cells
-    assert run.environment == environment(settings=plan().model_dump())
+    assert run.environment == environment(settings=PLAN.model_dump())
     assert run.missing() == [("ST", "compile"), ("ST", "graph")]
 
 

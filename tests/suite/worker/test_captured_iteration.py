@@ -89,24 +89,30 @@ def training_cell(cell: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("mode", ALL)
-def test_checked_and_timed_iterations_are_captured(mode: str, training_cell: Any, graphs: list[Any]) -> None:
+def test_checked_and_timed_iterations_are_captured(
+    mode: str, training_cell: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     live = training_cell(Mlp, mode)
     prepared = live.prepare()
     assert prepared.correctness.passed
     assert prepared.correctness.compared_tensors == 1 + 1 + 4  # the output, the loss, the gradients
-    assert all(graph.freed for graph in graphs[: -2 if mode == "callables" else -1])  # those that were checked
+    of_iteration = 2 if mode == "callables" else 1
+    assert all(graph.freed for graph in graphs[:-of_iteration])  # those that were checked
     before = sum(graph.replays for graph in graphs)
     weights = [parameter.detach().clone() for parameter in live._program.instance.module.parameters()]
     block = live.measure(Measure(index=0, turn=0, samples=4, lead_in=1))
     launched = sum(graph.replays for graph in graphs) - before
-    assert launched == (2 if mode == "callables" else 1) * (4 + 1) and len(block.host_us) == 4
+    assert launched == of_iteration * (4 + 1) and len(block.host_us) == 4
     assert not any(torch.equal(a, b) for a, b in zip(weights, live._program.instance.module.parameters(), strict=True))
-    count = live.once._placeholder_copies()
+    monkeypatch.setattr(live._compilation, "mode", replace(live._compilation.mode, backend="inductor"))
     # The batch, and for callables the gradient of the loss too.
-    assert (count.placeholder_bytes, count.placeholder_tensors) == (
-        (4 * 8 * 4 + 4, 2) if mode == "callables" else (4 * 8 * 4, 1)
+    placeholders = {"callables": (4 * 8 * 4 + 4, 2)}.get(mode, (4 * 8 * 4, 1))
+    assert live.once._placeholder_copies() == Copies(
+        placeholder_bytes=placeholders[0], placeholder_tensors=placeholders[1], pointer_bytes=0
     )
-    assert count.pointer_bytes == 0
+    # No tree of CUDA graphs holds them.
+    counted = live.once.take("metrics").graphs
+    assert counted is not None and counted.cuda_graphs == sum(not graph.freed for graph in graphs) == of_iteration
 
 
 @pytest.mark.parametrize("mode", CAPTURING)
@@ -132,37 +138,11 @@ def test_floor_of_a_captured_iteration_is_its_graphs_only(
     assert floor_us is not None and whole_us is not None and 0 < floor_us < others_s * 1e6 <= whole_us
 
 
-def test_copies_of_the_iteration_are_counted(graphs: list[Any]) -> None:
-    instance = instance_of(Mlp, task="training", loss=loss)
-    run = captured_iteration(MODES["step"], instance, instance.module)
-    for index in range(4):
-        run(instance.inputs(index))
-    assert run.copies() == Copies(placeholder_bytes=4 * 8 * 4, placeholder_tensors=1, pointer_bytes=0)
-
-
-@pytest.mark.parametrize("mode", CAPTURING)
-def test_graphs_of_the_iteration_are_counted(
-    mode: str, training_cell: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No tree of CUDA graphs holds them, and coverage said that there were none."""
-    live = training_cell(Mlp, mode)
-    live.prepare()
-    monkeypatch.setattr(live._compilation, "mode", replace(live._compilation.mode, backend="inductor"))
-    counted = live.once.take("metrics").graphs
-    assert counted is not None and counted.cuda_graphs == sum(not graph.freed for graph in graphs)
-    assert counted.cuda_graphs == (1 if mode == "step" else 2)
-
-
-def test_manually_uncapturable_program_is_unsupported(training_cell: Any, graphs: list[Any]) -> None:
-    with pytest.raises(Unsupported, match="cannot be captured by hand") as raised:
-        training_cell(Reads, "by-hand").prepare()
-    assert failure(raised.value, "warm-up").status is Status.UNSUPPORTED
-
-
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-@pytest.mark.parametrize("mode", CAPTURING)
+@pytest.mark.parametrize("mode", ALL)
 def test_uncapturable_program_is_unsupported_with_a_reason(mode: str, training_cell: Any, graphs: list[Any]) -> None:
-    with pytest.raises(Unsupported, match="reads a value of the GPU on the host") as raised:
+    reason = "cannot be captured by hand" if mode == "by-hand" else "reads a value of the GPU on the host"
+    with pytest.raises(Unsupported, match=reason) as raised:
         training_cell(Reads, mode).prepare()
     assert failure(raised.value, "warm-up").status is Status.UNSUPPORTED
     assert not any(graph.replays for graph in graphs)

@@ -14,7 +14,7 @@ from torch._inductor.runtime.autotune_cache import AutotuneCache
 
 import suite.worker.compilation
 from suite.results.schema import CompileConditions
-from suite.worker.compilation import CALLS_TO_REPLAY
+from suite.worker.compilation import CALLS_OF_START, CALLS_TO_REPLAY
 from suite.worker.protocol import Measure, OomTogether
 
 __all__ = ["cell"]
@@ -42,12 +42,7 @@ def test_mode_with_cuda_graphs_on_a_cpu_reports_none(cell):
 def test_warm_up_lasts_until_every_input_set_was_replayed(cell, monkeypatch):
     """However few iterations are asked for: two calls come before the first replay."""
     calls = []
-
-    def counted(module, x):
-        calls.append(x)
-        return module(x)
-
-    replaced_call(monkeypatch, counted)
+    replaced_call(monkeypatch, lambda module, x: calls.append(x) or module(x))
     live = cell(Mlp, spec={"warm_up": 1, "input_sets": 3})
     live.build()
     live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE)
@@ -55,16 +50,21 @@ def test_warm_up_lasts_until_every_input_set_was_replayed(cell, monkeypatch):
     assert {id(x) for x in calls[2:]} == {id(inputs.args[0]) for inputs in live._program.input_sets}
 
 
-def test_cell_is_called_until_graphs_have_settled(cell, monkeypatch):
+@pytest.mark.parametrize("settles", [True, False])
+def test_cell_is_called_until_graphs_have_settled(cell, monkeypatch, settles):
+    """One whose graphs never settle is measured, and marked."""
     calls, answers = [], iter([False, False, False])
     replaced_call(monkeypatch, lambda module, x: calls.append(x) or module(x))
-    monkeypatch.setattr(suite.worker.compilation.optimizations, "settled", lambda: next(answers, True))
+    monkeypatch.setattr(suite.worker.compilation.optimizations, "settled", lambda: next(answers, settles))
+    if not settles:
+        monkeypatch.setattr(suite.worker.compilation, "SETTLE_S", 0.05)
     live = cell(Mlp, spec={"warm_up": 11})
     live.build()
     times = live._compilation._settle(live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE))
-    assert (len(calls), times.settle_calls, times.settled) == (11 + 3, 3, True)
-    assert (len(times.calls_s), times.warm_up_calls) == (11 + 3, 11), "each call of the start is noted"
-    assert times.calls_s[0] == times.first_call_s
+    assert (times.settle_calls == 3, times.settled) == (settles, settles)
+    assert len(calls) == 11 + times.settle_calls
+    assert len(times.calls_s) == min(len(calls), CALLS_OF_START), "each call of the start is noted"
+    assert (times.warm_up_calls, times.calls_s[0]) == (11, times.first_call_s)
     assert 0 < sum(times.calls_s) <= times.warm_up_s + times.settle_s
 
 
@@ -78,16 +78,6 @@ def test_waiting_cell_keeps_its_time_to_settle(cell, monkeypatch):
     times = live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE)
     monkeypatch.setattr(live._program, "calling", lambda: contextlib.nullcontext(time.sleep(0.06)))
     assert live._compilation._settle(times).settled
-
-
-def test_graph_that_never_settles_is_measured_and_marked(cell, monkeypatch):
-    monkeypatch.setattr(suite.worker.compilation.optimizations, "settled", lambda: False)
-    monkeypatch.setattr(suite.worker.compilation, "SETTLE_S", 0.05)
-    live = cell(Mlp)
-    live.build()
-    times = live._compilation._settle(live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE))
-    assert times.settle_calls > 0
-    assert times.settled is False
 
 
 @pytest.mark.parametrize(("second", "found"), [("indirection", 1), ("lean", 0)])
