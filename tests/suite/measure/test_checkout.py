@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,41 +40,33 @@ def repository(tmp_path: Path) -> Path:
 
 def commit(folder: Path) -> None:
     git(folder, "add", "-A")
-    git(folder, "commit", "-m", "more")
+    git(folder, "commit", "--allow-empty", "-m", "more")
 
 
-def change_line(folder: Path) -> None:
-    (folder / "suite" / "code.py").write_text("3\n")
-
-
-def add_file(folder: Path) -> None:
-    (folder / "models").mkdir()
-    (folder / "models" / "new.py").write_text("4\n")
-
-
-def remove_file(folder: Path) -> None:
-    (folder / "pyproject.toml").unlink()
-
-
-@pytest.mark.parametrize("change", [change_line, add_file, remove_file])
-def test_code_id_changes_with_the_code_and_not_by_a_commit(repository: Path, change: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    ("path", "text", "is_code"),
+    [
+        ("suite/code.py", "3\n", True),
+        ("models/new.py", "4\n", True),
+        ("pyproject.toml", None, True),
+        ("README.md", "other words\n", False),
+        ("suite/__pycache__/code.pyc", "compiled", False),
+    ],
+)
+def test_code_id_changes_with_the_code_and_not_by_a_commit(
+    repository: Path, path: str, text: str | None, is_code: bool
+) -> None:
     before = code_id(repository)
     assert shown_code(before) == before[:12]
-    change(repository)
+    (repository / path).parent.mkdir(exist_ok=True)
+    if text is None:
+        (repository / path).unlink()
+    else:
+        (repository / path).write_text(text)
     found = code_id(repository)
-    assert git_state(repository)[1] is True and found != before
+    assert (git_state(repository)[1], found != before) == (is_code, is_code)
     commit(repository)
     assert git_state(repository)[1] is False and code_id(repository) == found
-
-
-def test_files_other_than_code_keep_the_id(repository: Path) -> None:
-    before = code_id(repository)
-    (repository / "README.md").write_text("other words\n")
-    (repository / "suite" / "__pycache__").mkdir()
-    (repository / "suite" / "__pycache__" / "code.pyc").write_bytes(b"compiled")
-    assert code_id(repository) == before
-    commit(repository)
-    assert code_id(repository) == before
 
 
 def test_state_of_git_is_not_known_without_a_checkout(

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
 from checked_runs import Checked
 from tiny_workloads import instance_of
 
-from suite.measure.correctness import (
-    MOST_ERROR,
-    TOLERANCE,
-    Agreement,
-    compare_widened,
-)
+from suite.measure.correctness import MOST_ERROR, TOLERANCE, compare_widened
 from suite.measure.results import Results, State
 
 
@@ -26,51 +20,42 @@ class Losing(torch.nn.Module):
         return ((x + 4096.0) - 4096.0) * 1.5 + x * 1e-3
 
 
-def losing_verdict(wrong: Callable[[torch.Tensor], torch.Tensor]) -> Agreement:
-    """On a function of the inputs next to eager, in bfloat16."""
-    checked = Checked(instance_of(Losing, dtype_policy="bf16"))
-    return checked.verdict(Results({"output": wrong(checked.inputs.args[0]).to(torch.bfloat16)}))
-
-
 def in_float32(x: torch.Tensor) -> torch.Tensor:
     return Losing()(x.float())
 
 
-def test_result_near_the_reference_passes_if_eager_is_useless():
-    verdict = losing_verdict(in_float32)
-    assert verdict.reference_error is not None and verdict.reference_error > MOST_ERROR
-    assert verdict.max_relative_error > TOLERANCE["bfloat16"]
-    assert (verdict.passed, verdict.undecided) == (True, False)
+def drawn(x: torch.Tensor) -> torch.Tensor:
+    return torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+
+
+PASSES, OPEN, FAILS = (True, False), (True, True), (False, False)
+"""(passed, undecided)."""
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "expected"),
     [
-        lambda x: -Losing()(x),
-        lambda x: torch.randn(x.shape, generator=torch.Generator().manual_seed(0)),
-        lambda x: 1.6 * in_float32(x),
-        lambda x: 1.2 * Losing()(x),
+        (in_float32, PASSES),
+        # No verdict on far results: right programs may compute noise in that dtype. See the next tests.
+        (lambda x: -Losing()(x), OPEN),
+        (drawn, OPEN),
+        (lambda x: 1.6 * in_float32(x), OPEN),
+        (lambda x: 1.2 * Losing()(x), OPEN),
+        # Constants and more noise are still refused.
+        (lambda x: torch.zeros_like(x), FAILS),
+        (lambda x: torch.full_like(x, 7.0), FAILS),
+        (lambda x: -in_float32(x), FAILS),
+        (lambda x: 1e4 * drawn(x), FAILS),
+        (lambda x: torch.full_like(x, math.nan), FAILS),
     ],
 )
-def test_useless_eager_gives_no_verdict_on_far_results(wrong):
-    """Neither a pass nor a failure: right programs may compute noise in that dtype. See the next tests."""
-    verdict = losing_verdict(wrong)
-    assert verdict.undecided
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda x: torch.zeros_like(x),
-        lambda x: torch.full_like(x, 7.0),
-        lambda x: -in_float32(x),
-        lambda x: 1e4 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)),
-        lambda x: torch.full_like(x, math.nan),
-    ],
-)
-def test_useless_eager_still_refuses_constants_and_more_noise(wrong):
-    verdict = losing_verdict(wrong)
-    assert (verdict.passed, verdict.undecided) == (False, False)
+def test_useless_eager_decides_near_and_very_far_results_only(wrong, expected):
+    checked = Checked(instance_of(Losing, dtype_policy="bf16"))
+    verdict = checked.verdict(Results({"output": wrong(checked.inputs.args[0]).to(torch.bfloat16)}))
+    assert (verdict.passed, verdict.undecided) == expected
+    if wrong is in_float32:
+        assert verdict.reference_error is not None and verdict.reference_error > MOST_ERROR
+        assert verdict.max_relative_error > TOLERANCE["bfloat16"]
 
 
 @pytest.mark.parametrize(
@@ -122,16 +107,9 @@ class RefusesFloat64(Choosing):
 def test_float64_decides_what_float32_refuses(build, wrong, passed, capfd):
     instance = instance_of(build, dtype_policy="bf16")
     inputs, forgotten = instance.inputs(0), []
-    verdict = compare_widened(
-        lambda module: lambda x: wrong(module, x),
-        instance,
-        inputs,
-        State(instance.module, inputs),
-        1,
-        marks_steps=False,
-        calls=1,
-        forget=lambda: forgotten.append(True),
-    )
+    state, forget = State(instance.module, inputs), lambda: forgotten.append(True)
+    compiled = lambda module: lambda x: wrong(module, x)  # noqa: E731
+    verdict = compare_widened(compiled, instance, inputs, state, 1, marks_steps=False, calls=1, forget=forget)
     assert verdict.passed is passed and forgotten == [True]
     said = capfd.readouterr()
     assert "in float64, too" in said.out

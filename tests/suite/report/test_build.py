@@ -220,14 +220,11 @@ def test_every_table_links_to_its_csv(both):
 def test_csv_holds_raw_values_and_reasons(both):
     report, _ = both
     tables = report.html.parent / "tables"
-    for row in csv.DictReader((tables / "speedups.csv").open()):
-        if (row["workload"], row["mode"]) == ("EOS", "eager"):
-            assert float(row["low"]) <= float(row["speedup"]) == pytest.approx(0.5, rel=0.05)
-            assert (row["verdict"], row["alternating"]) == ("SLOW", "True")
-        elif (row["workload"], row["mode"]) == ("ST", "graph"):
-            assert (row["speedup"], row["missing"]) == ("", "crash")
-    (row,) = [row for row in csv.DictReader((tables / "overview.csv").open()) if row["workload"] == "EOS"]
-    assert float(row["compile_us"]) == 100.0 and row["eager"].startswith("0.50 [")
+    found = {(row["workload"], row["mode"]): row for row in csv.DictReader((tables / "speedups.csv").open())}
+    eager = found["EOS", "eager"]
+    assert float(eager["low"]) <= float(eager["speedup"]) == pytest.approx(0.5, rel=0.05)
+    assert (eager["verdict"], eager["alternating"]) == ("SLOW", "True")
+    assert (found["ST", "graph"]["speedup"], found["ST", "graph"]["missing"]) == ("", "crash")
     for path in tables.glob("*.csv"):
         names = next(csv.reader(path.open()))
         assert len(names) == len(set(names)), path.name

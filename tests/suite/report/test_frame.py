@@ -13,7 +13,6 @@ import pytest
 from fixtures.synthetic_results import cell, environment, failed_cell, write_run
 
 import suite
-from suite.results.errors import WrongUse
 from suite.results.schema import Status
 from suite.results.store import REPOSITORY
 
@@ -45,11 +44,6 @@ def test_frame_of_samples_has_a_line_for_each_iteration(run: Path) -> None:
     medians = frame.groupby("mode").host_us.median()
     assert dict(medians) == {"compile": 100.0, "graph": 80.0, "encore": 50.0}
     assert (frame.device_us == frame.host_us - 1).all()
-
-
-def test_unknown_run_is_wrong_use() -> None:
-    with pytest.raises(WrongUse, match="unknown run"):
-        suite.load("nowhere")
 
 
 def test_example_of_the_results_page_runs(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fixtures.synthetic_results import block, cell, environment, failed_cell, metrics, write_run
@@ -125,62 +126,129 @@ def test_exhibit_without_results_marks_all_as_missing(name: str) -> None:
         assert all(NOT_MEASURED in str(reason) for reason in body)
 
 
-def test_bars_are_measured_ratios_with_published_marks() -> None:
-    done = made("fig10", results(cell("EOS", "compile", 100), cell("EOS", "graph-unpartitioned", 125)))
-    assert isinstance(done.chart, Chart)
-    bar = done.chart.bars["EOS", "graph-unpartitioned"]
-    assert bar.value == pytest.approx(0.8) and bar.published == 0.71 and bar.label == "0.80"
-    assert done.chart.bars["EOS", "encore"].failure == NOT_MEASURED
-    assert done.chart.groups[:25] == tuple(sorted(PUBLISHED.workloads["grace"])), "all of the paper's, one order"
-    assert row(done, "EOS")["graph-unpartitioned_speedup"] == pytest.approx(0.8)
-    assert "encore: not measured" in str(row(done, "EOS")["missing"])
-    assert "NVIDIA H100 NVL" in done.table.note and "SYNTHETIC GPU" in done.table.note
+def timed(name: str, **times_us: float) -> list[Cell]:
+    return [cell(name, mode.replace("_", "-"), us) for mode, us in times_us.items()]
 
 
-def test_failed_cells_and_unseen_kernels_have_reasons() -> None:
-    unseen = metrics().model_copy(update={"kernels": None})
-    rows = [cell(name, mode, us) for name in ("DALLE2", "ST") for mode, us in (("compile", 300), ("encore", 100))]
-    eos = [cell("EOS", "compile", 100), failed_cell("EOS", "graph", Status.OOM)]
-    done = made("fig10", results(*rows, *eos, cell("EOS", "encore", 50, metrics=unseen)))
-    assert isinstance(done.chart, Chart)
-    assert done.chart.bars["EOS", "graph"].failure == "oom"
-    assert done.chart.bars["EOS", "encore"].undecided
-    assert "graph: oom" in str(row(done, "EOS")["missing"])
-    assert "encore: kernels not seen" in str(row(done, "EOS")["missing"])
-    whole = done.chart.bars["DALLE2", "encore"]
-    assert (whole.value, whole.published) == (pytest.approx(3), 2.72), "the whole system is mode encore"
+def compiled(mode: str, conditions: CompileConditions) -> Cell:
+    plain = cell("EOS", mode)
+    assert plain.compile is not None
+    return plain.model_copy(update={"compile": plain.compile.model_copy(update={"conditions": conditions})})
 
 
-def test_gain_of_each_step_is_relative_to_the_previous() -> None:
-    done = made(
-        "fig11",
-        results(*(cell("TKE", mode, time) for mode, time in
-                  (("compile", 100), ("graph-unpartitioned", 80), ("placement", 40), ("indirection", 32)))),
-    )  # fmt: skip
-    found = row(done, "TKE")
-    assert found["placement_speedup"] == pytest.approx(2)
-    assert found["indirection_speedup"] == pytest.approx(1.25)
-    assert found["indirection_published_speedup"] == 1.23
-    assert found["missing"] == "lean: not measured; selection: not measured"
+def split(label: str, mode: str, microseconds: float) -> Cell:
+    """A row of a workload over two GPUs."""
+    whole = cell(label, mode, microseconds)
+    assert whole.correctness is not None
+    told = whole.correctness.model_copy(update={"ranks_equal": True})
+    return whole.model_copy(update={"tp": 2, "correctness": told})
 
 
-def test_rewritten_program_is_the_other_variant() -> None:
-    done = made(
-        "fig3",
-        results(
-            cell("XLNET-I", "compile", 110), cell("XLNET-I", "compile", 100, variant="current"),
-            cell("XLNET-I", "graph-unpartitioned", 300),
-            cell("XLNET-I", "graph-unpartitioned", 100, variant="current"),
-            cell("ST", "compile", 100),
+UNSEEN = metrics().model_copy(update={"kernels": None})
+COVERED = [cell("ST", "placement", metrics=metrics(graph_kernels=3, eager_kernels=1, placeholder_bytes=0))]
+FAILED = [
+    *timed("DALLE2", compile=300, encore=100), cell("EOS", "compile", 100), failed_cell("EOS", "graph", Status.OOM),
+    cell("EOS", "encore", 50, metrics=UNSEEN),
+]  # fmt: skip
+REWRITTEN = [
+    cell("XLNET-I", "compile", 110), cell("XLNET-I", "compile", 100, variant="current"),
+    cell("XLNET-I", "graph-unpartitioned", 300), cell("XLNET-I", "graph-unpartitioned", 100, variant="current"),
+    cell("ST", "compile", 100),
+]  # fmt: skip
+MEMORY = [
+    cell("EOS", "graph", metrics=metrics(reserved_bytes=1000)), cell("EOS", "graph-unpartitioned"),
+    cell("EOS", "encore", metrics=metrics(reserved_bytes=900)),
+]  # fmt: skip
+CACHED = [
+    compiled("graph-unpartitioned", CompileConditions.KERNELS_SIDE_BY_SIDE),
+    compiled("placement", CompileConditions.KERNELS_ALONE), compiled("encore", CompileConditions.KERNELS_SIDE_BY_SIDE),
+]  # fmt: skip
+COLD = [compiled(mode, CompileConditions.COLD_ALONE) for mode in ("graph-unpartitioned", "encore")]
+SPLIT = [*(split("XLNET-I@tp2", *of) for of in (("compile", 100), ("graph", 50))), cell("XLNET-I@tp1", "compile", 10)]
+Expected = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "label", "columns", "bars"),
+    [
+        (
+            "fig10", timed("EOS", compile=100, graph_unpartitioned=125), "EOS",
+            {"graph-unpartitioned_speedup": 0.8, "missing": "encore: not measured"},
+            {
+                "graph-unpartitioned": {"value": 0.8, "published": 0.71, "label": "0.80"},
+                "encore": {"failure": NOT_MEASURED},
+            },
         ),
-    )  # fmt: skip
-    found = row(done, "XLNET-I")
-    assert found["without_graphs_speedup"] == pytest.approx(1.1)
-    assert found["with_graphs_speedup"] == pytest.approx(3)
-    assert (found["without_graphs_published_speedup"], found["with_graphs_published_speedup"]) == (1.18, 3.17)
-    assert "variant current not measured" in str(row(done, "ST")["missing"])
+        ("fig10", FAILED, "EOS", {"missing": "graph: oom"}, {"graph": {"failure": "oom"}}),
+        ("fig10", FAILED, "EOS", {"missing": "encore: kernels not seen"}, {"encore": {"undecided": True}}),
+        ("fig10", FAILED, "DALLE2", {}, {"encore": {"value": 3, "published": 2.72}}),  # the whole system
+        (  # the gain of each step is relative to the previous one
+            "fig11", timed("TKE", compile=100, graph_unpartitioned=80, placement=40, indirection=32), "TKE",
+            {
+                "placement_speedup": 2, "indirection_speedup": 1.25, "indirection_published_speedup": 1.23,
+                "missing": "lean: not measured; selection: not measured",
+            },
+            {},
+        ),
+        (  # the rewritten program is the other variant
+            "fig3", REWRITTEN, "XLNET-I",
+            {
+                "without_graphs_speedup": 1.1, "without_graphs_published_speedup": 1.18,
+                "with_graphs_speedup": 3, "with_graphs_published_speedup": 3.17,
+            },
+            {},
+        ),
+        (
+            "fig3", REWRITTEN, "ST",
+            {"missing": "variant current not measured"}, {"rewritten, no graphs": {"failure": NOT_MEASURED}},
+        ),
+        (
+            "table2", COVERED, "ST",
+            {"graph-unpartitioned_published_percent": 5.14}, {"placement": {"value": 75, "published": 74.22}},
+        ),
+        ("table3", COVERED, "ST", {"placement_bytes": 0, "indirection_published_bytes": 336}, {}),
+        ("table3", COVERED, "ST", {"published_graphs": 3}, {}),
+        ("pygraph-table2", [cell("XLNET-I-8", "placement")], "XLNET-I-8", {"placement_published_percent": 100}, {}),
+        ("memory", MEMORY, "EOS", {"replaying_ratio": 0.9}, {}),
+        ("fig13", MEMORY, "EOS", {"encore_ratio": 1}, {}),
+        ("fig13", MEMORY, "TEFD", {"whole_published_s": 506}, {}),
+        (
+            "fig13", CACHED, "EOS",
+            {
+                "placement_ratio": None, "placement_s": 6, "missing": "placement: other conditions",
+                "encore_ratio": None, "encore_cached_ratio": 1, "conditions": "kernels cached, side by side",
+            },
+            None,  # the paper's caches were cold
+        ),
+        ("fig13", COLD, "EOS", {"encore_ratio": 1}, {"encore": {"value": 1}}),
+        ("copy-share", timed("ST", placement=100, indirection=80), "ST", {"share_percent": 20}, {}),
+        (  # next to compile on as many GPUs
+            "fig12", SPLIT, "XLNET-I@tp2",
+            {"ranks_equal": True, "tp": 2, "compile_us": 100}, {"graph": {"value": 2}},
+        ),
+    ],
+)  # fmt: skip
+def test_rows_and_bars_are_measured_next_to_published_values(
+    name: str, cells: list[Cell], label: str, columns: Expected, bars: dict[str, Expected] | None
+) -> None:
+    done = made(name, results(*cells))
+    found = row(done, label)
+    for column, value in columns.items():
+        assert value in found[column] if isinstance(value, str) else found[column] == pytest.approx(value), column
+    assert (done.chart is None) is (bars is None)
+    for series, expected in (bars or {}).items():
+        assert isinstance(done.chart, Chart)
+        bar = done.chart.bars[label, series]
+        assert {field: getattr(bar, field) for field in expected} == pytest.approx(expected), series
+
+
+def test_exhibit_has_all_workloads_of_its_paper_and_names_both_devices() -> None:
+    done = made("fig10", results(*timed("EOS", compile=100, encore=50)))
     assert isinstance(done.chart, Chart)
-    assert done.chart.bars["ST", "rewritten, no graphs"].failure == NOT_MEASURED
+    assert done.chart.groups[:25] == tuple(sorted(PUBLISHED.workloads["grace"])), "all of the paper's, one order"
+    assert "NVIDIA H100 NVL" in done.table.note and "SYNTHETIC GPU" in done.table.note
+    assert made("memory", results(*MEMORY)).points[1].measured == "0.90 times stock's, of 1"
+    assert len(made("fig12", results(*SPLIT)).table.frame) == 5 * 3
 
 
 @pytest.mark.parametrize("name", ["fig3", "fig12"])
@@ -194,59 +262,7 @@ def test_rows_whose_blocks_have_no_samples_are_not_measured(name: str) -> None:
     assert "not measured" in shown or "no latency samples" in shown
 
 
-def test_coverage_and_bytes_are_next_to_published_ones() -> None:
-    covered = cell("ST", "placement", metrics=metrics(graph_kernels=3, eager_kernels=1, placeholder_bytes=0))
-    done = made("table2", results(covered))
-    assert isinstance(done.chart, Chart)
-    assert done.chart.bars["ST", "placement"].value == 75 and done.chart.bars["ST", "placement"].published == 74.22
-    assert row(done, "ST")["graph-unpartitioned_published_percent"] == 5.14
-    done = made("table3", results(covered))
-    assert row(done, "ST")["placement_bytes"] == 0 and row(done, "ST")["indirection_published_bytes"] == 336
-    assert row(done, "ST")["published_graphs"] == 3
-    eight = made("pygraph-table2", results(cell("XLNET-I-8", "placement")))
-    assert row(eight, "XLNET-I-8")["placement_published_percent"] == 100
-
-
-def test_memory_and_compile_time_are_over_stock_graphs() -> None:
-    run = results(
-        cell("EOS", "graph", metrics=metrics(reserved_bytes=1000)),
-        cell("EOS", "graph-unpartitioned"),
-        cell("EOS", "encore", metrics=metrics(reserved_bytes=900)),
-    )
-    assert row(made("memory", run), "EOS")["replaying_ratio"] == pytest.approx(0.9)
-    assert row(made("fig13", run), "EOS")["encore_ratio"] == pytest.approx(1)
-    assert made("memory", run).points[1].measured == "0.90 times stock's, of 1"
-    assert row(made("fig13", run), "TEFD")["whole_published_s"] == 506
-
-
-def test_cached_compile_times_have_no_bar_next_to_cold_ones() -> None:
-    def compiled(mode: str, conditions: CompileConditions) -> Cell:
-        plain = cell("EOS", mode)
-        assert plain.compile is not None
-        return plain.model_copy(update={"compile": plain.compile.model_copy(update={"conditions": conditions})})
-
-    done = made(
-        "fig13",
-        results(
-            compiled("graph-unpartitioned", CompileConditions.KERNELS_SIDE_BY_SIDE),
-            compiled("placement", CompileConditions.KERNELS_ALONE),
-            compiled("encore", CompileConditions.KERNELS_SIDE_BY_SIDE),
-        ),
-    )
-    eos = row(done, "EOS")
-    assert eos["placement_ratio"] is None and eos["placement_s"] is not None
-    assert "placement: other conditions" in str(eos["missing"])
-    assert eos["encore_ratio"] is None and eos["encore_cached_ratio"] == pytest.approx(1)
-    assert eos["conditions"] == "kernels cached, side by side"
-    assert done.chart is None, "the paper's caches were cold"
-    cold = (compiled(mode, CompileConditions.COLD_ALONE) for mode in ("graph-unpartitioned", "encore"))
-    chart = made("fig13", results(*cold)).chart
-    assert isinstance(chart, Chart) and chart.bars["EOS", "encore"].value == pytest.approx(1)
-
-
 def test_share_of_copies_is_what_indirection_saves() -> None:
-    done = made("copy-share", results(cell("ST", "placement", 100), cell("ST", "indirection", 80)))
-    assert row(done, "ST")["share_percent"] == pytest.approx(20)
     slower = made("copy-share", results(cell("ST", "placement", 100), cell("ST", "indirection", 125)))
     assert row(slower, "ST")["share_percent"] == pytest.approx(-25)
     assert isinstance(slower.chart, Chart)
@@ -344,22 +360,3 @@ def test_selected_exhibits_are_written_alone(tmp_path: Path, capsys: pytest.Capt
         with pytest.raises(SystemExit) as ended:
             main(["report", str(run), "--only", names_given])
         assert ended.value.code == 2
-
-
-def split(label: str, mode: str, microseconds: float) -> Cell:
-    """A row of a workload over two GPUs."""
-    whole = cell(label, mode, microseconds)
-    assert whole.correctness is not None
-    told = whole.correctness.model_copy(update={"ranks_equal": True})
-    return whole.model_copy(update={"tp": 2, "correctness": told})
-
-
-def test_multi_gpu_workloads_are_next_to_compile_on_as_many() -> None:
-    rows = (split("XLNET-I@tp2", "compile", 100), split("XLNET-I@tp2", "graph", 50), cell("XLNET-I@tp1", "compile", 10))
-    done = made("fig12", results(*rows))
-    assert isinstance(done.chart, Chart)
-    assert done.chart.bars["XLNET-I@tp2", "graph"].value == pytest.approx(2.0), "not over another number of GPUs"
-    assert row(done, "XLNET-I@tp2")["ranks_equal"] is True
-    assert row(done, "XLNET-I@tp2")["tp"] == 2
-    assert row(done, "XLNET-I@tp2")["compile_us"] == pytest.approx(100, rel=0.2)
-    assert len(done.table.frame) == 5 * 3

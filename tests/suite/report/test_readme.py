@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 from fixtures.report_pages import few_exhibits, undrawn  # noqa: F401  # fixtures are used by their names
-from fixtures.synthetic_results import cell, write_run
 
-from suite.report.build import build_report
 from suite.report.markdown_pages import generated_part, update_page
 from suite.results.errors import WrongUse
 
@@ -47,14 +45,3 @@ def test_page_without_the_part_is_refused(tmp_path: Path) -> None:
         update_page(tmp_path / "other.md", {"explained": "new"})
     with pytest.raises(WrongUse, match="recorded"):
         generated_part("nothing", "recorded")
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_report_renews_the_headline_of_a_run(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(README.replace("explained", "headline"))
-    run = write_run(tmp_path / "run", [cell("ST", "compile"), cell("ST", "encore", 50)])
-    build_report([run], tmp_path / "report", readme=readme)
-    part = generated_part(readme.read_text(), "headline")
-    assert "| ST |" in part
-    assert generated_part(readme.read_text(), "recorded").strip() == "kept", "no part of a report"
