@@ -7,6 +7,7 @@ process, and importing the compiler takes longer than any of the programs.
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 
 import explain_programs
 
-from suite.explain.records import FxGraph, Lowering
+from suite.explain.records import Explanation, FxGraph, Lowering
 
 
 def captured(names: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -42,6 +43,23 @@ def captured(names: Sequence[str], folder: Path) -> dict[str, Any]:
     assert answer.exists(), done.stderr[-4000:]
     loaded: dict[str, Any] = json.loads(answer.read_text())
     return loaded
+
+
+def explained(folder: Path, *targets: tuple[str, str]) -> dict[tuple[str, str], Explanation]:
+    """Return explanations of workloads in their tiny sizes, by acronym and variant; see `explain_workloads`."""
+    script = Path(__file__).parent / "fixtures" / "explain_workloads.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder), *itertools.chain(*targets)],
+        capture_output=True,
+        text=True,
+        timeout=800,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    names = [(acronym, variant.removesuffix("/traced")) for acronym, variant in targets]
+    found = {name: Explanation.model_validate_json((folder / f"{'.'.join(name)}.json").read_text()) for name in names}
+    assert {name: one.error for name, one in found.items() if one.error} == {}
+    return found
 
 
 class Seen:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from explain_seen import explained
 
 from suite.explain.records import Explanation, Lowering
 from suite.explain.run import explain_many
 from suite.explain.targets import Target
 
-SCRIPT = Path(__file__).parents[2] / "support" / "fixtures" / "explain_workloads.py"
 AS_USERS_DO = ("XLNET-I", "published")
 FORKED = (("XLNET-I", "current"), *((name, "published") for name in ("MMC", "ST", "DCGAN", "DGPT2")))
-TRACED = ("ST", "current")
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -26,18 +20,8 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def explanations(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Explanation]:
     """One is for a process that `explain_many` starts, the others for processes without PyTorch's compilers."""
-    ((_, explained),) = explain_many([Target(*AS_USERS_DO, "tiny")])
-    folder = tmp_path_factory.mktemp("explained")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder), *itertools.chain(*FORKED), "ST", "current/traced"],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-    )
-    assert done.returncode == 0, done.stderr
-    read = {each: Path(folder, f"{'.'.join(each)}.json").read_text() for each in (*FORKED, TRACED)}
-    return {AS_USERS_DO: explained, **{each: Explanation.model_validate_json(text) for each, text in read.items()}}
+    ((_, found),) = explain_many([Target(*AS_USERS_DO, "tiny")])
+    return {AS_USERS_DO: found, **explained(tmp_path_factory.mktemp("explained"), *FORKED, ("ST", "current/traced"))}
 
 
 def lowered(explanation: Explanation, setting: str) -> list[Lowering]:

@@ -107,9 +107,12 @@ class RefusesFloat64(Choosing):
 def test_float64_decides_what_float32_refuses(build, wrong, passed, capfd):
     instance = instance_of(build, dtype_policy="bf16")
     inputs, forgotten = instance.inputs(0), []
-    state, forget = State(instance.module, inputs), lambda: forgotten.append(True)
-    compiled = lambda module: lambda x: wrong(module, x)  # noqa: E731
-    verdict = compare_widened(compiled, instance, inputs, state, 1, marks_steps=False, calls=1, forget=forget)
+
+    def compiled(module):
+        return lambda x: wrong(module, x)
+
+    options = {"marks_steps": False, "calls": 1, "forget": lambda: forgotten.append(True)}
+    verdict = compare_widened(compiled, instance, inputs, State(instance.module, inputs), 1, **options)
     assert verdict.passed is passed and forgotten == [True]
     said = capfd.readouterr()
     assert "in float64, too" in said.out

@@ -90,6 +90,11 @@ def test_times_split_host_time_into_kernel_time_and_the_rest(run):
     assert (found["samples"], found["blocks"], found["processes"], found["grouping"]) == (54, 18, 3, "together")
 
 
+def test_copies_are_columns_of_each_cell(run):
+    found = row(table_of("copies", run), workload="EOS", mode="graph")
+    assert (found["placeholder_bytes"], found["placeholder_tensors"], found["pointer_bytes"]) == (8192, 2, None)
+
+
 def test_headline_has_means_and_counts_of_verdicts() -> None:
     compiled = cell("ST", "encore").compile
     assert compiled is not None

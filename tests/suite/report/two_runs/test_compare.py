@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures.synthetic_results import GPU, block, cell, environment, failed_cell, write_run
+from fixtures.synthetic_results import GPU, cell, environment, failed_cell, timed, write_run
 
 from suite.cli.main import main
 from suite.measure.kernels import kernel_key
@@ -57,19 +57,25 @@ def test_slower_mode_is_a_regression(compare: Compare) -> None:
     assert worse.base_us == 100.0 and worse.new_us == 130.0
 
 
-@pytest.mark.parametrize("torch", ["0.0+synthetic", "9.9"])
-def test_drift_of_a_whole_run_cancels(compare: Compare, torch: str) -> None:
-    made = compare(cells(), cells(drift=1.3), environment(run_id="new", torch=torch))
-    assert made.regressions == () and pair(made, "placement").outcome is Outcome.SAME
-    still = compare(cells(), cells({"placement": 1.1}, drift=1.3), environment(run_id="new", torch=torch))
-    assert still.regressions == ("EOS placement",)
-
-
-def test_stock_modes_are_controls(compare: Compare) -> None:
-    """With the same software they are the same program, so what they differ by is no finding."""
-    made = compare(cells(), cells({"graph-unpartitioned": 1.3}))
-    assert pair(made, "graph-unpartitioned").outcome is Outcome.CONTROL and made.exit_code == EXIT_OK
-    assert made.means["graph-unpartitioned"].outcome is Outcome.CONTROL
+@pytest.mark.parametrize(
+    ("factors", "drift", "regressions"),
+    [
+        ({}, 1.3, ()),  # drift of a whole run cancels
+        ({"placement": 1.1}, 1.3, ("EOS placement",)),
+        # With the same software, stock modes are the same program: what they differ by is no finding.
+        ({"graph-unpartitioned": 1.3}, 1.0, ()),
+    ],
+)
+def test_drift_and_stock_modes_are_no_findings(
+    compare: Compare, factors: dict[str, float], drift: float, regressions: tuple[str, ...]
+) -> None:
+    made = compare(cells(), cells(factors, drift))
+    assert (made.regressions, made.exit_code) == (regressions, EXIT_FINDING if regressions else EXIT_OK)
+    assert pair(made, "graph-unpartitioned").outcome is made.means["graph-unpartitioned"].outcome is Outcome.CONTROL
+    assert pair(made, "placement").outcome is (Outcome.REGRESSION if regressions else Outcome.SAME)
+    other = environment(run_id="new", torch="9.9")
+    expected = regressions or tuple(f"EOS {mode}" for mode in factors)
+    assert compare(cells(), cells(factors, drift), other).regressions == expected
 
 
 @pytest.mark.parametrize(
@@ -95,48 +101,32 @@ def test_mean_decides_what_no_row_decides(compare: Compare) -> None:
     assert made.means["placement"].change.value == pytest.approx(1 / 1.04, rel=0.01)
 
 
+FIRST, SECOND = ({kernel_key("triton_poi_fused_0", (count, 1, 1), (128, 1, 1)): 3} for count in (1, 2))
+
+
 def test_same_kernels_that_take_longer_are_a_regression(compare: Compare) -> None:
     """The host hides it: the times of iterations are the same."""
-    kernel = kernel_key("triton_poi_fused_0", (1, 1, 1), (128, 1, 1))
-
-    def with_times(placement_us: float, stock_us: float = 50.0, kernels: dict[str, int] | None = None) -> list[Cell]:
-        return [
-            each.model_copy(
-                update={
-                    "metrics": each.metrics.model_copy(
-                        update={
-                            "kernels": kernels or {kernel: 3},
-                            "kernel_time_us": placement_us if each.mode == "placement" else stock_us,
-                        }
-                    )
-                }
-            )
-            for each in cells()
-            if each.metrics
-        ]
-
-    made = compare(with_times(50.0), with_times(60.0))
+    base = with_kernels(cells(), FIRST, placement=50.0)
+    made = compare(base, with_kernels(cells(), FIRST, placement=60.0))
     assert made.regressions == ("EOS placement",)
     assert pair(made, "placement").kernel_change == pytest.approx(50 / 60)
     assert "the same kernels take 20% longer" in (pair(made, "placement").reason or "")
-    assert compare(with_times(50.0), with_times(60.0, 60.0)).exit_code == EXIT_OK, "all of them do: another clock"
-    retuned = {kernel_key("triton_poi_fused_0", (2, 1, 1), (64, 1, 1)): 3}
-    made = compare(with_times(50.0), with_times(60.0, kernels=retuned))
+    clock = with_kernels(cells(), FIRST, placement=60.0, **dict.fromkeys(STOCK, 48.0))
+    assert compare(base, clock).exit_code == EXIT_OK, "all of them do: another clock"
+    made = compare(base, with_kernels(cells(), SECOND, placement=60.0))
     assert made.exit_code == EXIT_OK and pair(made, "placement").kernel_change is None, "other kernels"
 
 
 def test_kernels_tuned_apart_are_compared_by_ratio(compare: Compare) -> None:
     """Every mode of NEW runs kernels that were tuned anew, and is slower by 20 %; placement alone by 20 % more."""
-    first, second = ({kernel_key("triton_poi_fused_0", (count, 1, 1), (128, 1, 1)): 3} for count in (1, 2))
-    made = compare(with_kernels(cells(), first), with_kernels(cells({"placement": 1.2}, drift=1.2), second))
+    made = compare(with_kernels(cells(), FIRST), with_kernels(cells({"placement": 1.2}, drift=1.2), SECOND))
     assert made.regressions == ("EOS placement",)
 
 
 @pytest.mark.parametrize("side", ["BASE", "NEW"])
 def test_other_kernels_within_a_run_are_not_decided(compare: Compare, side: str) -> None:
-    first, second = ({kernel_key("triton_poi_fused_0", (count, 1, 1), (128, 1, 1)): 3} for count in (1, 2))
-    plain = with_kernels(cells(), first)[1:]
-    changed = [*plain[:-1], *with_kernels(cells({"placement": 1.3}), second)[-1:]]
+    plain = with_kernels(cells(), FIRST)[1:]
+    changed = [*plain[:-1], *with_kernels(cells({"placement": 1.3}), SECOND)[-1:]]
     made = compare(changed, plain) if side == "BASE" else compare(plain, changed)
     left = pair(made, "placement")
     assert (left.outcome, left.change) == (Outcome.UNDECIDED, None)
@@ -168,10 +158,7 @@ def test_without_a_common_baseline_nothing_is_decided(compare: Compare) -> None:
 
 
 def test_one_process_on_each_side_decides_nothing(compare: Compare) -> None:
-    base, new = (
-        [cell("EOS", "graph", blocks=processes([1.0])), cell("EOS", "placement", blocks=processes([factor]))]
-        for factor in (1.0, 1.1)
-    )
+    base, new = ([cell("EOS", "graph", **timed(100)), cell("EOS", "placement", **timed(us))] for us in (100, 110))
     made = compare(base, new)
     assert made.exit_code == EXIT_UNDECIDED and pair(made, "placement").change is None
     assert made.advice == ("1 row has one process in each run: measure with --processes 3.",)
@@ -180,7 +167,7 @@ def test_one_process_on_each_side_decides_nothing(compare: Compare) -> None:
 @pytest.mark.parametrize(("noise", "more"), [(0.03, True), (0.1, False)])
 def test_wide_intervals_suggest_a_number_of_processes(compare: Compare, noise: float, more: bool) -> None:
     base, new = (
-        [cell("EOS", "graph", blocks=processes([1.0] * 3)), cell("EOS", "placement", blocks=processes(factors))]
+        [cell("EOS", "graph", **timed(1, 1, 1)), cell("EOS", "placement", **timed(*factors))]
         for factors in ([1.0, 1 + noise, 1 - noise], [1 + noise, 1 - noise, 1.0])
     )
     made = compare(base, new)
@@ -254,15 +241,6 @@ def test_runs_without_a_common_row_are_refused_and_described(compare: Compare) -
         compare(cells(), [])
 
 
-def processes(factors: Sequence[float], blocks: int = 12) -> list[Any]:
-    """Blocks of as many processes as factors: those of one process agree to a tenth of a percent."""
-    return [
-        block(k, [100 * factor * (1 + 0.0005 * (k % 3))] * 2, k).model_copy(update={"process": process})
-        for process, factor in enumerate(factors)
-        for k in range(blocks)
-    ]
-
-
 @pytest.mark.parametrize(
     ("factors", "outcome"),
     [
@@ -273,8 +251,8 @@ def processes(factors: Sequence[float], blocks: int = 12) -> list[Any]:
 )
 def test_ratios_are_compared_by_process(compare: Compare, factors: Sequence[float], outcome: Outcome) -> None:
     """Processes of one mode differ by up to 5 %; what a process has of its own is not counted for each block."""
-    stock = cell("EOS", "graph", blocks=processes([1.0, 1.0, 1.0]))
-    ours, theirs = (cell("EOS", "placement", blocks=processes(of)) for of in ([1.0, 1.03, 0.98], factors))
+    stock = cell("EOS", "graph", **timed(1, 1, 1))
+    ours, theirs = (cell("EOS", "placement", **timed(*of)) for of in ([1.0, 1.03, 0.98], factors))
     assert pair(compare([stock, ours], [stock, theirs]), "placement").outcome is outcome
 
 
@@ -294,11 +272,13 @@ def test_shards_of_a_run_are_compared_together(tmp_path: Path) -> None:
     assert compare_runs(base, new).regressions == ("EOS placement", "ST placement")
 
 
-def with_kernels(cells: Sequence[Cell], kernels: dict[str, int] | None) -> list[Cell]:
+def with_kernels(cells: Sequence[Cell], kernels: dict[str, int] | None, **times_us: float) -> list[Cell]:
+    """Rows with these kernels, and kernel times by mode."""
     return [
-        each.model_copy(update={"metrics": each.metrics.model_copy(update={"kernels": kernels})})
+        each.model_copy(update={"metrics": each.metrics.model_copy(update={"kernels": kernels, **more})})
         for each in cells
         if each.metrics
+        for more in ([{"kernel_time_us": times_us[each.mode]}] if each.mode in times_us else [{}])
     ]
 
 
