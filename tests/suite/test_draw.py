@@ -45,7 +45,7 @@ def drawn(
         (None, (0.0, 1.0, 1.0, 2.0), (0, 1, 3), (3.0, 4.0, "nodes")),
     ],
 )
-def test_launches_start_when_their_waits_end_and_the_longest_path_keeps_its_branch(
+def test_timeline_has_starts_branches_and_the_longest_path(
     times_us: tuple[float, ...] | None,
     starts: tuple[float, ...],
     path: tuple[int, ...],

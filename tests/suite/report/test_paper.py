@@ -242,7 +242,7 @@ def test_rows_and_bars_are_measured_next_to_published_values(
         assert {field: getattr(bar, field) for field in expected} == pytest.approx(expected), series
 
 
-def test_exhibit_has_all_workloads_of_its_paper_and_names_both_devices() -> None:
+def test_exhibit_has_all_workloads_of_its_paper() -> None:
     done = made("fig10", results(*timed("EOS", compile=100, encore=50)))
     assert isinstance(done.chart, Chart)
     assert done.chart.groups[:25] == tuple(sorted(PUBLISHED.workloads["grace"])), "all of the paper's, one order"

@@ -58,7 +58,7 @@ def test_table_compares_starts_with_compile_and_graph() -> None:
     assert ours["compiled"] == "kernels cached, alone"
 
 
-def test_starts_that_cannot_be_compared_leave_their_columns_empty() -> None:
+def test_starts_that_cannot_be_compared_have_empty_columns() -> None:
     encore = (10.0, 1.0, 1.0)
     ours = rows(measured("compile", (10.0, 0.1), 100.0, conditions=None), measured("encore", encore, 50.0))["encore"]
     assert ours["pays_after_compile_calls"] is None and ours["first_calls_s"] is not None, "under other conditions"
