@@ -202,9 +202,9 @@ class CallRecorder:
         if self._rates.changed(state.optimizers.values(), numbers_only=self._changes.names.has_key(RATE)):
             self.recordings.drop_all()
             self._plan.by_kind.clear()
-        given, dropped = plain_numbers(named_arguments(args, kwargs, self._names)), len(self._changes.dropped)
+        given, drops = plain_numbers(named_arguments(args, kwargs, self._names)), self._changes.drops
         numbers, changing = self._changes.note(state, self._rates.stands_for, given, self.recordings.replays)
-        if len(self._changes.dropped) > dropped:
+        if self._changes.drops > drops:
             self._plan.by_kind.clear()  # the kinds of calls are told apart without these values
         for recording in self.recordings.of(key):  # containers may have been replaced by equal ones
             if recording.fits(tensors, state):

@@ -378,6 +378,16 @@ def test_counter_read_by_no_code_is_not_compared() -> None:
     assert report.not_compared == ("Trainer.epoch",) and report.replays == 14 - 3
 
 
+@pytest.mark.parametrize("value", [3, torch.ones(2), object()])
+def test_attribute_that_no_code_names_may_come_in_each_call(value: Any) -> None:
+    trainer = Trainer()
+    graphed = GraphedStep(trainer.step, device=CpuDevice(), check_every=None)
+    for index, batch in enumerate(batches("cpu", 14)):
+        graphed(*batch)
+        setattr(trainer, f"seen_{index}", value)
+    assert graphed.report().replays == 14 - 3
+
+
 def test_step_with_a_lazy_layer_compares_what_never_changed() -> None:
     """What a step reaches is read first in its second call, after code of its has run."""
     trainer = Trainer()
