@@ -69,7 +69,7 @@ NAMED = (
     Named("suite/run/group.py", '"cache_dir": str(cache.of_rank(rank))',
           '"cache_dir": str(cache.folder / member.mode.name)', ("tests/suite/run/test_runner.py",)),
     Named("suite/run/group.py", "key=lambda mode: mode.name != REFERENCE_MODE",
-          "key=lambda mode: mode.name == REFERENCE_MODE", ("tests/suite/run/test_runner.py",)),
+          "key=lambda mode: mode.name == REFERENCE_MODE", ("tests/suite/run/test_groups.py",)),
     Named("suite/worker/gpu_turns.py", "self._turn(fcntl.LOCK_EX, most", "self._turn(fcntl.LOCK_SH, most",
           ("tests/suite/worker/test_gpu_turns.py",)),
     Named("suite/worker/judge.py", "return near and digests == self._program.spec.known_digests", "return near",
