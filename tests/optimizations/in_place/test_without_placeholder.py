@@ -230,21 +230,6 @@ def test_weight_next_to_an_unmoved_one_is_copied(compiled_on_cpu: CompiledOnCpu)
     assert sum(compiled_on_cpu.captures) < 8
 
 
-def test_weight_of_another_size_is_not_copied(compiled_on_cpu: CompiledOnCpu) -> None:
-    """Dynamo does not notice it, but the generated code does when it is run."""
-    net, kept = Shifted(), []
-    run = torch.compile(net, backend="encore")
-    with torch.no_grad():
-        for step in range(16):
-            kept.append(given_data(net, step, 4))
-            run(torch.ones(3, 4))
-        assert compiled_on_cpu.cuda.replays
-        for step in range(3):
-            kept.append(given_data(net, step, 3))
-            with pytest.raises(AssertionError, match="expected size 3==4"):
-                run(torch.ones(3, 4))
-
-
 @pytest.mark.usefixtures("weights_let_go")
 def test_weight_whose_address_is_hidden_is_copied(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch

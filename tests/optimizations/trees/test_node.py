@@ -5,7 +5,6 @@ Everything is called as Inductor calls it: a function from `EncoreMaker.cudagrap
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import weakref
@@ -291,23 +290,6 @@ def test_parameter_is_not_copied_where_memory_is_short(cuda_on_cpu: CudaOnCpu, m
         cuda_on_cpu.memory["kept"].append(values(swap))
     assert len(compiled.reports) <= moved_inputs.MOST_RECORDINGS
     assert all(len(report.inputs) == 2 for report in compiled.reports)
-
-
-@pytest.mark.parametrize("lean", [True, False])
-def test_parameter_of_another_shape_is_not_copied(cuda_on_cpu: CudaOnCpu, lean: bool) -> None:
-    """A copy would broadcast it. The generated code checks shapes, so it runs without a graph."""
-    model = Model(cuda_on_cpu)
-    compiled = Compiled(model, lean=lean)
-    for swap in range(6):
-        check(compiled, values(7 + swap), calls=3)
-    recordings = len(compiled.reports)
-    others = values(3).view(4, 4), values(3).view(torch.int32), aligned(2 * COUNT)[::2].copy_(values(5))
-    for other in others:
-        with contextlib.suppress(RuntimeError):  # the function of this model knows one shape
-            compiled(values(1), values(2), other)
-        assert model.runs[-1] == "plain", (other.shape, other.dtype, other.stride())
-    check(compiled, values(11), calls=3)
-    assert len(compiled.reports) == recordings
 
 
 def test_failure_after_the_capture_costs_only_indirection(
