@@ -114,14 +114,10 @@ def recorded_plan(environment: Environment) -> RunPlan:
 def setting_differences(there: RunPlan, here: Mapping[str, Any]) -> list[str]:
     """Return options given now that differ from those a run was made with, as "--samples: 100 there, 50 here"."""
     return [
-        f"{_option(name)}: {getattr(there, name)} there, {value} here"
+        f"--{name.replace('_', '-')}: {getattr(there, name)} there, {value} here"
         for name, value in here.items()
         if getattr(there, name) != value
     ]
-
-
-def _option(field: str) -> str:
-    return "--" + field.replace("_", "-")
 
 
 _DURATION = re.compile(r"(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s?)?")

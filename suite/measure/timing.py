@@ -74,17 +74,14 @@ def require_distinct_addresses(input_sets: Sequence[Inputs]) -> None:
     Raises:
         ValueError: two sets share a tensor's memory, so rotating them would not move that input.
     """
-    addresses = [[tensor.data_ptr() for tensor in _sized_tensors(inputs)] for inputs in input_sets]
+    tensors = (tensors_of((inputs.args, inputs.kwargs)) for inputs in input_sets)
+    addresses = [[tensor.data_ptr() for tensor in own if tensor.numel()] for own in tensors]
     for position, column in enumerate(zip(*addresses, strict=True)):
         if len(set(column)) != len(column):
             raise ValueError(
                 f"input tensor {position} has the same address in several of the {len(column)} input sets; "
                 "each call of a workload's input function must make new tensors"
             )
-
-
-def _sized_tensors(inputs: Inputs) -> list[torch.Tensor]:
-    return [tensor for tensor in tensors_of((inputs.args, inputs.kwargs)) if tensor.numel()]
 
 
 def measure_block(

@@ -20,7 +20,6 @@ from suite.results.store import ENVIRONMENT, InvalidResults, read_environment, w
 
 if TYPE_CHECKING:
     from suite.report.paper import Exhibit, Made
-    from suite.report.provenance import Provenance
 
 
 _PART = re.compile(
@@ -72,13 +71,10 @@ def paper_part(exhibits: Sequence[tuple[Exhibit, Made]]) -> str:
             published = NOTHING if point.published is None else str(point.published)
             rows.append((first, point.quantity, published, point.measured or NOTHING))
             first = ""
-    origins = dict.fromkeys(_origin_line(made.provenance) for _, made in exhibits if made.provenance.spanned)
+    spanned = (made.provenance for _, made in exhibits if made.provenance.spanned)
+    origins = dict.fromkeys(f"{of.setting}{f' ({of.run_id})' if len(of.spanned) == 1 else ''}" for of in spanned)
     lines = markdown_table(("exhibit", "quantity", "published", "measured"), rows)
     return "\n".join([*lines, "", "Measured on:", "", *(f"* {line}" for line in origins)])
-
-
-def _origin_line(origin: Provenance) -> str:
-    return f"{origin.setting}{f' ({origin.run_id})' if len(origin.spanned) == 1 else ''}"
 
 
 def _read(page: Path) -> str:

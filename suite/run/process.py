@@ -202,7 +202,8 @@ def converse(
                     selector.unregister(each.reply_fd)
                     selector.unregister(each.exit_fd)
     joined = {cell: _joined(cell, answers[cell], failed_rank.get(cell)) for cell in requests}
-    holding = [cell for cell, each in joined.items() if _status(each) in (Status.OOM, Status.TIMEOUT)]
+    failed = {cell: each.status for cell, each in joined.items() if isinstance(each, Failed)}
+    holding = [cell for cell, status in failed.items() if status in (Status.OOM, Status.TIMEOUT)]
     await_exit([worker for cell in holding for worker in cell.ranks], EXIT_GRACE_S)
     return joined
 
@@ -286,10 +287,6 @@ class _Exchange:
         if self._phase == WAITING:
             return self._others * (self._timeout_s + EXIT_GRACE_S)
         return self._timeout_s
-
-
-def _status(answer: Answer) -> Status | None:
-    return answer.status if isinstance(answer, Failed) else None
 
 
 def _joined(cell: RankedWorker, answers: Mapping[int, Answer], failed_rank: int | None) -> Answer:

@@ -65,7 +65,7 @@ class Supervised:
         self.log = log
         self.mark = f"{RUN_MARK}.{next(_numbers)}"
         self._log_start = log.stat().st_size if log.exists() else 0
-        self._temporary = TemporaryFolder()
+        self.temporary = TemporaryFolder()
         try:
             with log.open("ab") as output:
                 self._process = subprocess.Popen(
@@ -78,13 +78,13 @@ class Supervised:
                     env={
                         **os.environ,
                         **bytecode_environment(),
-                        "TMPDIR": self._temporary.name,
+                        "TMPDIR": self.temporary.name,
                         **(env or {}),
                         MARK: self.mark,
                     },
                 )
         except BaseException:
-            self._temporary.cleanup()
+            self.temporary.cleanup()
             raise
         self.exit_fd = os.pidfd_open(self._process.pid)
 
@@ -141,10 +141,6 @@ class Supervised:
             self._process.wait(EXIT_GRACE_S)
         os.close(self.exit_fd)
 
-    def remove_temporary_files(self) -> None:
-        """Remove temporary files; called once nothing runs any more that this process started."""
-        self._temporary.cleanup()
-
     def _exit_info(self) -> os.waitid_result | None:
         return os.waitid(os.P_PIDFD, self.exit_fd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
@@ -162,7 +158,7 @@ def end(processes: Iterable[Supervised]) -> None:
     if processes:
         kill_strays({process.mark for process in processes})
     for process in processes:
-        process.remove_temporary_files()
+        process.temporary.cleanup()
 
 
 def await_exit(processes: Iterable[Supervised], grace_s: float) -> None:
