@@ -56,7 +56,8 @@ Key = tuple[Hashable, ...]
 """The signature of a call, the settings, and what `key=` returned."""
 
 SHARE_FRUITLESS = 4
-"""Replays per observed call that a graph could not repeat, else its signature is refused."""
+"""Replays per observed call that a graph could not repeat, and number of such calls, after which their signature is
+refused."""
 
 
 class CallRecorder:
@@ -291,9 +292,9 @@ class CallRecorder:
         elif not (seen.queries_capture and progress.try_as_captured()):
             # Of the signature: the step may change numbers itself, so that all calls are of different kinds.
             found = self._findings[key] = self._findings.get(key, 0) + 1
-            if found >= OBSERVED:
+            if found == OBSERVED:
                 self._note(obstacle)
-            if (found - 1) * SHARE_FRUITLESS > self.recordings.replays:
+            if found * SHARE_FRUITLESS >= max(self.recordings.replays, SHARE_FRUITLESS**2):
                 self._refused[key] = obstacle
         return returned
 

@@ -388,6 +388,23 @@ def test_attribute_that_no_code_names_may_come_in_each_call(value: Any) -> None:
     assert graphed.report().replays == 14 - 3
 
 
+def test_step_that_logs_its_first_calls_is_recorded_after_them() -> None:
+    trainer, calls = Trainer(), batches("cpu", 14)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = trainer.step(batch)
+        if trainer.epoch == 0:
+            loss.item()
+        return loss
+
+    graphed = GraphedStep(step, device=CpuDevice(), check_every=None)
+    with pytest.warns(UserWarning, match="reads a value of the GPU on the host"):
+        for index, batch in enumerate(calls):
+            trainer.epoch = int(index >= 4)
+            graphed(*batch)
+    assert graphed.report().replays == 14 - 4 - 2
+
+
 def test_step_with_a_lazy_layer_compares_what_never_changed() -> None:
     """What a step reaches is read first in its second call, after code of its has run."""
     trainer = Trainer()
