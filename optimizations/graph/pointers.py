@@ -12,10 +12,11 @@ Between the captures each input's placeholder moved by its own distance. This cl
   no valid address: it is padding with stale bytes, because half an address is of no use;
 * it changed in any other way: its input is unknown, so all inputs are copied.
 
-Words are searched at 8-byte steps in each parameter first and then at the 4-byte steps between them, so that pointers
-in packed structs are found and no half of a pointer counts as a pointer. Tensor maps are searched before both. The
-search covers parameters only: it does not find addresses that the graph reads from memory, such as an array of
-pointers.
+Words at 8-byte steps that did not change, or are addresses in the graph's own memory both times, are found first, in
+all parameters at once (`Moves.unsettled`). Around the others tensor maps are searched, then words at 8-byte steps, then
+those at the 4-byte steps between them, so that pointers in packed structs are found and no half of a pointer counts as
+a pointer. The search covers parameters only: it does not find addresses that the graph reads from memory, such as an
+array of pointers.
 """
 
 from __future__ import annotations

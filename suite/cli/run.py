@@ -70,7 +70,8 @@ def run(
     ] = "cuda",
     size: SizeOption = "full",
     variant: Annotated[
-        str | None, typer.Option(help="Variant of the workloads that have it; default: each one's first.")
+        str | None,
+        typer.Option(help="Variant of the workloads that have it, or several with commas; default: each one's first."),
     ] = None,
     tp: Annotated[
         str | None,

@@ -165,7 +165,7 @@ class GroupSession:
         self.bench.say(f"{self.workload.acronym} {member.mode.name}: {phase}")
 
     def _start(self, mode: Mode, process: int) -> Member:
-        log = self.bench.logs / f"{self.workload.acronym}.{mode.name}.log"
+        log = self.bench.logs / f"{self.workload.acronym}.{self.variant}.{mode.name}.log"
         now = time.monotonic()
         worker = RankedWorker(self.bench.worker_command, log, self.workload.tp or 1, self.bench.settings.device)
         return Member(mode, process, worker, datetime.now(UTC), now)

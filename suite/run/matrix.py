@@ -20,8 +20,8 @@ def select_workloads(
     """Return workloads of these names, or of a set, with the variant each is built as; neither: all registered ones.
 
     `planned` names are those that a run is to hold already: what cannot be imported any more, or never could, is for
-    its cells to tell. With a `variant`, workloads that do not have it are left out where all are meant, and an error
-    where named.
+    its cells to tell. `variant` may be several, separated by commas: a workload is built as each that it has.
+    Workloads that have none of them are left out where all are meant, and an error where named.
 
     Raises:
         WrongUse: a name, a set or a variant is unknown, and the message names the nearest ones; or names and a set
@@ -37,12 +37,16 @@ def select_workloads(
     unique = {workload.acronym: workload for workload in wanted}
     if variant is None:
         return [(workload, workload.variants[0]) for workload in unique.values()]
-    having = [workload for workload in unique.values() if variant in workload.variants]
-    lacking = [workload for workload in unique.values() if variant not in workload.variants]
-    if not having or (names and lacking):
-        known = "; ".join(f"{workload.acronym} has {', '.join(workload.variants)}" for workload in lacking[:5])
-        raise WrongUse(f"unknown variant {variant!r}: {known} (`encore list` shows all)")
-    return [(workload, variant) for workload in having]
+    wished = variant.split(",")
+    having = [(workload, one) for workload in unique.values() for one in wished if one in workload.variants]
+    lacking = [workload for workload in unique.values() if not set(wished).intersection(workload.variants)]
+    nowhere = [one for one in wished if one not in {found for _, found in having}]
+    if nowhere or (names and lacking):
+        shown = lacking or list(unique.values())
+        known = "; ".join(f"{workload.acronym} has {', '.join(workload.variants)}" for workload in shown[:5])
+        unknown = ",".join(nowhere) or variant
+        raise WrongUse(f"unknown variant {unknown!r}: {known} (`encore list` shows all)")
+    return having
 
 
 def _looked_up(find: Callable[[str], _T], name: str) -> _T:

@@ -175,6 +175,8 @@ def test_sets_and_names_choose_each_workload_once() -> None:
     assert {"EOS", "XLNET-T"} <= pygraph and "DNET" not in pygraph
     chosen = select_workloads(["eos", "MMC", "EOS"], None)
     assert [(workload.acronym, variant) for workload, variant in chosen] == [("EOS", "published"), ("MMC", "published")]
+    both = [(workload.acronym, variant) for workload, variant in select_workloads(["MMC", "EOS"], "published,current")]
+    assert both == [("MMC", "published"), ("MMC", "current"), ("EOS", "published")]
     assert len(select_workloads([], None)) == len(registry.workloads())
     QUICK.settings.checked()
     assert {workload.task for workload, _ in select_workloads(QUICK.workloads, None)} == {"inference", "training"}
@@ -189,6 +191,7 @@ def test_sets_and_names_choose_each_workload_once() -> None:
         (["EOS", "MMC"], None, "grace", "--set grace chooses the workloads itself; leave it or EOS, MMC out"),
         (["MMC", "EOS"], "current", None, "EOS has published"),
         ([], "nonsense", None, "unknown variant 'nonsense'"),
+        (["EOS"], "published,current", None, "unknown variant 'current': EOS has published"),
     ],
 )
 def test_wrong_choices_are_refused(names: list[str], variant: str | None, chosen_set: str | None, words: str) -> None:
