@@ -1,9 +1,10 @@
-"""The design's import directions, and the one place for private PyTorch names."""
+"""The design's imports, without circles, and the one place for private PyTorch names."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,11 @@ def test_suite_reads_public_functions_of_the_backend() -> None:
                 unlisted.append(f"{path.relative_to(REPOSITORY)}: optimizations.{module}")
     assert unlisted == [], "use a public name of `encore`, or list the module with its reason"
     assert used == BACKEND_OF_SUITE.keys(), "what is not used any more is not listed"
+
+
+def test_backend_has_no_circle_of_imports() -> None:
+    """Imports inside of functions count."""
+    import grimp  # linters need it, tests in other versions of PyTorch do not have it
+
+    found = grimp.build_graph("optimizations", cache_dir=None)
+    TopologicalSorter({name: found.find_modules_directly_imported_by(name) for name in found.modules}).prepare()

@@ -1,22 +1,9 @@
-"""No modules of the backend import each other in a circle, and torch.compile's path loads nothing of graph_step."""
+"""torch.compile's path loads nothing of graph_step, and neither needs a PyTorch that was built with CUDA."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from graphlib import TopologicalSorter
-
-import grimp
-
-
-def test_backend_has_no_circle_of_imports() -> None:
-    """Imports inside of functions count."""
-    found = grimp.build_graph("optimizations", cache_dir=None)
-    TopologicalSorter({name: found.find_modules_directly_imported_by(name) for name in found.modules}).prepare()
-
-
-# torch.compile's path loads nothing of graph_step, and neither needs a PyTorch that was built with CUDA.
-
 
 OF_STEPS = frozenset(("watch", "gradients"))
 """Modules that only graph_step and graph_callables use."""
