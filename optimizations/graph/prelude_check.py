@@ -55,7 +55,8 @@ def build_early() -> None:
                 cubin(build_table_kernel, target, capacity)
             cubin(build_prelude, target)
 
-    threading.Thread(target=build, name="encore-kernels").start()
+    with contextlib.suppress(RuntimeError):  # as when the interpreter is ending
+        threading.Thread(target=build, name="encore-kernels").start()
 
 
 def unload_kernels() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import cuda.pathfinder
 import pytest
@@ -109,6 +110,8 @@ def test_kernels_are_built_once_and_early(monkeypatch: pytest.MonkeyPatch) -> No
     assert sorted(one for one in built if one[1:]) == tables
     with pytest.raises(KernelUnavailable, match="no linker"):
         device.cubin(build, "sm_1")
+    monkeypatch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
+    prelude_check.build_early.__wrapped__()
 
 
 def test_unknown_target_fails_with_the_compilers_message() -> None:
