@@ -20,6 +20,9 @@ from optimizations.torch_internals.dictionary_writes import ComparedAfterWrites,
 
 _DICTS = (dict, OrderedDict, defaultdict)
 
+FEW_COMPARISONS = 8
+"""Comparisons of dicts in Python, after which nodes in C++ are worth making."""
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -86,6 +89,36 @@ def comparison(held: Sequence[Held]) -> tuple[tuple[Any, ...], Callable[[tuple[A
         _add(tree.tuple_getitem_manager(index, f"held {index}", one.holder, torch_internals.plain_guard_node), one)
     check: Callable[[tuple[Any, ...]], bool] = tree.check
     return tuple([one.holder for one in held]), check
+
+
+def comparison_when_written(held: Sequence[Held]) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]], bool]]:
+    """Return what `comparison` returns, for dicts that are only compared after writes, which few programs do.
+
+    To make the nodes takes 40 to 90 us for each tensor, more than a recording for a large model. So the first
+    `FEW_COMPARISONS` comparisons are made in Python. All values are kept alive.
+    """
+    left, made = FEW_COMPARISONS, list[Callable[[tuple[Any, ...]], bool]]()
+    sizes = [(one.holder, len(one.holder)) for one in held if not one.is_written]
+
+    def in_python() -> bool:
+        return all(len(holder) == size for holder, size in sizes) and all(
+            one.holder.get(key, held) is value for one in held for key, value in one.entries
+        )
+
+    def same(holders: tuple[Any, ...]) -> bool:
+        nonlocal left
+        if made:
+            return made[0](holders)
+        left -= 1
+        if left >= 0:
+            return in_python()
+        check = comparison(held)[1]
+        found = in_python()  # after the versions were read: a write in between is seen here or by them
+        if found:
+            made.append(check)
+        return found
+
+    return tuple([one.holder for one in held]), same
 
 
 def _add(node: Any, one: Held) -> None:

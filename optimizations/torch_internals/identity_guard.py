@@ -10,7 +10,8 @@ root is a tuple of dictionaries: each module's `__dict__`, `_parameters`, `_buff
 Nothing is marked to be skipped (`mark_tag_safe_root`). PyTorch withdrew such marks in 2.12, since they read versions of
 dictionaries that may be freed. The dictionaries here are referenced as long as they are compared.
 
-From Python 3.12 on, which reports writes to dictionaries, nothing is compared until one of them was written.
+From Python 3.12 on, which reports writes to dictionaries, nothing is compared until one of them was written, and the
+tree is only made if that happens often (`comparison_when_written`).
 
 The identity of a module's `__dict__` itself is not compared (`module.__dict__ = ...`).
 """
@@ -24,9 +25,9 @@ from typing import Any
 
 import torch
 
-from optimizations.torch_internals.dictionary_writes import ComparedAfterWrites
+from optimizations.torch_internals.dictionary_writes import ComparedAfterWrites, can_be_watched
 from optimizations.torch_internals.dynamo_call import BUFFERS, MODULES, PARAMETERS
-from optimizations.torch_internals.held_values import Held, comparison
+from optimizations.torch_internals.held_values import Held, comparison, comparison_when_written
 
 
 @dataclass(slots=True)
@@ -55,7 +56,8 @@ def same_tensors(roots: Iterable[tuple[torch.nn.Module, HeldTensors]], tensors: 
         Exchanged: another thread exchanged a tensor since the caller read it.
         NotGuarded: a module keeps its tensors in its own way.
     """
-    holders, same = comparison([one for module, held in roots for one in _dictionaries(module, held, tensors)])
+    compared = comparison_when_written if can_be_watched() else comparison
+    holders, same = compared([one for module, held in roots for one in _dictionaries(module, held, tensors)])
     return ComparedAfterWrites(same, holders)
 
 

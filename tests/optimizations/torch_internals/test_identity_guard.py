@@ -9,12 +9,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
-from optimizations.torch_internals import dictionary_writes
+from optimizations.torch_internals import dictionary_writes, held_values
 from optimizations.torch_internals.dictionary_writes import (
     NEVER,
     ComparedAfterWrites,
@@ -23,6 +24,12 @@ from optimizations.torch_internals.dictionary_writes import (
     writes_left,
 )
 from optimizations.torch_internals.identity_guard import Exchanged, HeldTensors, NotGuarded, same_tensors
+
+
+@pytest.fixture(autouse=True, params=[0, held_values.FEW_COMPARISONS], ids=["nodes", "in Python"])
+def compared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where writes are reported, the first comparisons are made by guard nodes, or in Python."""
+    monkeypatch.setattr(held_values, "FEW_COMPARISONS", request.param)
 
 
 def model() -> Any:
@@ -297,3 +304,19 @@ def test_writes_at_the_end_of_a_process_are_compared() -> None:
     program = [sys.executable, "-c", AFTER_THE_END]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "written\nwritten\n", "")
+
+
+def test_nodes_are_made_after_a_few_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = mock.Mock(side_effect=held_values.comparison)
+    monkeypatch.setattr(held_values, "comparison", made)
+    monkeypatch.setattr(held_values, "FEW_COMPARISONS", 3)
+    dictionary = {"weight": object(), "other": 1}
+    held = [held_values.Held(dictionary, (("weight", dictionary["weight"]),))]
+    holders, same = held_values.comparison_when_written(held)
+    for number in range(6):
+        assert same(holders)
+        assert made.call_count == (number >= 3)
+    dictionary["weight"] = object()
+    assert not same(holders)
+    _, same = held_values.comparison_when_written(held)
+    assert not any(same(holders) for _ in range(6)), "nodes made then would know the wrong value"
