@@ -165,7 +165,8 @@ class GroupSession:
         self.bench.say(f"{self.workload.acronym} {member.mode.name}: {phase}")
 
     def _start(self, mode: Mode, process: int) -> Member:
-        log = self.bench.logs / f"{self.workload.acronym}.{self.variant}.{mode.name}.log"
+        of = "" if self.variant == self.workload.variants[0] else f".{self.variant}"
+        log = self.bench.logs / f"{self.workload.acronym}{of}.{mode.name}.log"
         now = time.monotonic()
         worker = RankedWorker(self.bench.worker_command, log, self.workload.tp or 1, self.bench.settings.device)
         return Member(mode, process, worker, datetime.now(UTC), now)
