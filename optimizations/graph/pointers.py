@@ -223,16 +223,27 @@ def _place(first: Capture, second: Capture, capture: Capture) -> _Place:
 
 @dataclass(frozen=True, slots=True)
 class _ChangedHalf:
-    """Hold a changed half of a word from both captures, with its whole word, `offset` bytes into the parameter."""
+    """Name the half of a word that changed, `offset` bytes into the parameter."""
 
-    node: int
-    parameter: int
+    of: _Changed
     offset: int
-    first: bytes
-    second: bytes
-    first_word: bytes
-    second_word: bytes
-    kernel: str | None
+
+    @property
+    def halves(self) -> tuple[bytes, bytes]:
+        """Return its bytes in both captures."""
+        half = slice(self.offset, self.offset + HALF_WORD_BYTES)
+        return self.of.first[half], self.of.second[half]
+
+    @property
+    def word_offset(self) -> int:
+        """Return where its whole word begins."""
+        return self.offset - self.offset % WORD_BYTES
+
+    @property
+    def words(self) -> tuple[bytes, bytes]:
+        """Return its whole word in both captures."""
+        word = slice(self.word_offset, self.word_offset + WORD_BYTES)
+        return self.of.first[word], self.of.second[word]
 
     @property
     def may_be_left_over(self) -> bool:
@@ -240,8 +251,7 @@ class _ChangedHalf:
 
         A parameter of four bytes has no padding: the kernel's caller set that half.
         """
-        words = (self.first_word, self.second_word)
-        return all(len(word) == WORD_BYTES and int.from_bytes(word, "little") >> ADDRESS_BITS for word in words)
+        return all(len(word) == WORD_BYTES and int.from_bytes(word, "little") >> ADDRESS_BITS for word in self.words)
 
 
 class _Search:
@@ -284,7 +294,7 @@ class _Search:
         explained = bytearray(len(first))
         for offset in set(changed_items(first, second, WORD_BYTES)).difference(unsettled):
             explained[offset : offset + WORD_BYTES] = b"\1" * WORD_BYTES
-        self._tensor_maps(node, parameter, first, second, explained, unsettled)
+        self._tensor_maps(one, explained, unsettled)
         for start in (0, HALF_WORD_BYTES):
             for offset in changed_items(first, second, WORD_BYTES, min(start, len(first))):
                 word = slice(offset, offset + WORD_BYTES)
@@ -302,11 +312,7 @@ class _Search:
                 continue
             if self._is_left_over(first[half], second[half], [data[half] for data in more]):
                 continue
-            start = offset - offset % WORD_BYTES
-            word = slice(start, start + WORD_BYTES)
-            self._changed_halves.append(
-                _ChangedHalf(node, parameter, start, first[half], second[half], first[word], second[word], one.kernel)
-            )
+            self._changed_halves.append(_ChangedHalf(one, offset))
 
     def _is_left_over(self, first: bytes, second: bytes, more: Sequence[bytes]) -> bool:
         """Return whether one of the further captures shows that this half belongs to no address.
@@ -320,15 +326,13 @@ class _Search:
             for place, half in zip(self._places, more, strict=True)
         )
 
-    def _tensor_maps(
-        self, node: int, parameter: int, first: bytes, second: bytes, explained: bytearray, unsettled: Sequence[int]
-    ) -> None:
-        if self._replace_address is None or len(first) < TENSOR_MAP_BYTES:
+    def _tensor_maps(self, one: _Changed, explained: bytearray, unsettled: Sequence[int]) -> None:
+        if self._replace_address is None or len(one.first) < TENSOR_MAP_BYTES:
             return
-        for offset, origin in find_tensor_maps(first, second, unsettled, self._moves, self._replace_address):
+        for offset, origin in find_tensor_maps(one.first, one.second, unsettled, self._moves, self._replace_address):
             explained[offset : offset + TENSOR_MAP_BYTES] = b"\1" * TENSOR_MAP_BYTES
             self._uses[origin.input].append(
-                PointerUse(node, parameter, offset, origin.input, origin.delta, UseKind.TENSOR_MAP)
+                PointerUse(one.node, one.index, offset, origin.input, origin.delta, UseKind.TENSOR_MAP)
             )
 
     def _word(self, node: int, kind: UseKind, parameter: int, offset: int, first: int, second: int) -> bool:
@@ -361,9 +365,9 @@ class _Search:
         """Record a doubt for every changed word, unless the change is half of an address found elsewhere."""
         halves = {self._lower_halves(use) for uses in self._uses.values() for use in uses}
         words = {
-            (one.node, one.parameter, one.offset): (one.first_word, one.second_word, one.kernel)
+            (one.of.node, one.of.index, one.word_offset): (*one.words, one.of.kernel)
             for one in self._changed_halves
-            if not (one.may_be_left_over and (one.first, one.second) in halves)
+            if not (one.may_be_left_over and one.halves in halves)
         }
         for place, (first, second, kernel) in words.items():
             self._doubt(*place, int.from_bytes(first, "little"), int.from_bytes(second, "little"), kernel)

@@ -35,7 +35,7 @@ writes_left: Callable[[], int] = _counter.__length_hint__
 """Return a number that changes with each write to a watched dictionary."""
 
 _watched_for: Counter[int] = Counter()
-"""By a dictionary's address: how many `Watched` it is watched for."""
+"""The number of `Watched` objects that each dictionary is watched for, by its address."""
 
 _changing = threading.Lock()
 _to_be_left: deque[Sequence[Dictionary]] = deque()

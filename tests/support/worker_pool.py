@@ -29,7 +29,7 @@ GONE = 17
 """Exit code of a worker that lost its device."""
 
 Job = tuple[str, tuple[str, ...]]
-"""What a job is about, and its parts, such as compilers."""
+"""The subject of a job, and its parts, such as compilers."""
 
 Row = dict[str, Any]
 

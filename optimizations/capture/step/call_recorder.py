@@ -206,7 +206,7 @@ class CallRecorder:
         given, drops = plain_numbers(named_arguments(args, kwargs, self._names)), self._changes.drops
         numbers, changing = self._changes.note(state, self._rates.stands_for, given, self.recordings.replays)
         if self._changes.drops > drops:
-            self._plan.by_kind.clear()  # the kinds of calls are told apart without these values
+            self._plan.by_kind.clear()  # these values distinguish no calls any more
         for recording in self.recordings.of(key):  # containers may have been replaced by equal ones
             if recording.fits(tensors, state):
                 recording.arguments.renew(tensors)

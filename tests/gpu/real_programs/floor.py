@@ -23,7 +23,7 @@ REFERENCES: Mapping[str, str] = {PLAIN: "compile", STOCK: "graph"}
 
 
 class Speed(NamedTuple):
-    """How many times Encore is faster: an estimate, and bounds that hold the true value with 95 % confidence."""
+    """Hold a speed-up by Encore: an estimate, and its interval with 95 % confidence."""
 
     estimate: float
     low: float

@@ -406,7 +406,7 @@ def test_step_that_logs_its_first_calls_is_recorded_after_them() -> None:
 
 
 def test_step_with_a_lazy_layer_compares_what_never_changed() -> None:
-    """What a step reaches is read first in its second call, after code of its has run."""
+    """The objects that a step reaches are first read in its second call, after its code has run."""
     trainer = Trainer()
     trainer.model = nn.LazyLinear(4)
     graphed = GraphedStep(trainer.step, device=CpuDevice())
