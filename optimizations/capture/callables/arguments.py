@@ -111,10 +111,8 @@ def reached_by(number: int, function: Callable[..., Any], sample: Sample, device
     """Return the Python state that a callable and the objects among its arguments reach.
 
     Raises:
-        StepRefused: an argument cannot be copied or is not on the GPU. Or the state has an iterator, a module with
-            hooks of the backward, or one that uses several processes or GPUs. For example, DistributedDataParallel runs
-            Python in each forward and after the backward, which a launch does not. The module that it wraps may be
-            graphed.
+        StepRefused: an argument cannot be copied or is not on the GPU. Or the state has an iterator, or a module that
+            uses several processes or GPUs.
     """
     tensors: list[torch.Tensor] = []
     flatten(sample, tensors)
@@ -138,21 +136,8 @@ def reached_by(number: int, function: Callable[..., Any], sample: Sample, device
         raise StepRefused(refusal)
     for path, module in state.modules.items():
         if isinstance(module, _PARALLEL) or is_fully_sharded(module):
-            kind = type(module).__qualname__
-            what = f"is a {kind}" if module is function else f"reaches {path}, a {kind}"
-            raise StepRefused(
-                Refusal(
-                    f"{what}: it uses other processes or GPUs by Python code, which a graph does not run",
-                    "pass the module that it wraps, or layers of that",
-                )
-            )
-        if module is not function and _has_hooks(module, [name for name in MODULE_HOOKS if "backward" in name]):
-            raise StepRefused(
-                Refusal(
-                    f"has hooks of the backward on {path}",
-                    "a graph runs no Python: use hooks of what the callable returns, or leave that module out",
-                )
-            )
+            reason = f"uses {path}, a {type(module).__qualname__}, whose Python code uses other processes or GPUs"
+            raise StepRefused(Refusal(reason, "pass the module that it wraps, or layers of that"))
     return state
 
 
@@ -162,11 +147,11 @@ _PARALLEL = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
 def _refused_module(function: Any) -> Refusal | None:
     """Return a refusal of a module that has hooks itself, or that is compiled in place.
 
-    Forward hooks of inner modules are allowed: they run during the captures, and their changes are detected.
+    Hooks of inner modules are allowed: they run during the captures, and their changes are detected.
     """
     if not isinstance(function, torch.nn.Module):
         return None
-    if _has_hooks(function, MODULE_HOOKS):
+    if any(vars(function).get(name) for name in MODULE_HOOKS):
         return Refusal(
             "has hooks on itself",
             "they run around its graphs: register them after graph_callables, and give as samples what they pass",
@@ -177,10 +162,6 @@ def _refused_module(function: Any) -> Refusal | None:
             "pass torch.compile(module) instead of calling module.compile()",
         )
     return None
-
-
-def _has_hooks(module: torch.nn.Module, names: Sequence[str]) -> bool:
-    return any(vars(module).get(name) for name in names)
 
 
 @contextlib.contextmanager

@@ -31,21 +31,16 @@ from optimizations.capture.side_by_side import RacedGraph
 from optimizations.capture.signature import OTHER_RESULT, alias_pattern, flatten, replaced, tensor_key
 from optimizations.capture.step.observer import Observer, StepRefused, storage
 from optimizations.capture.step.operations import Operation, first_difference
+from optimizations.capture.step.recording import FREED_MEANWHILE
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.written_memory import Writes, WrittenMemory
-from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import depending_on
-
-FREED_MEANWHILE = Refusal(
-    "was captured in part when cuBLAS's workspaces were freed, as a recording in any thread may do",
-    "call graph_callables while no other thread records a step, or runs compiled code for the first time",
-)
 
 
 def make_slots(
-    device: Device, callables: Sequence[Callable[..., Any]], plan: Plan, options: Options
-) -> tuple[list[Variant], list[Slot]]:
-    """Warm up the callables, on these samples of each, and capture them.
+    device: Device, callables: Sequence[Callable[..., Any]], plan: Plan, options: Options, slots: list[Slot]
+) -> list[Variant]:
+    """Warm up the callables, on these samples of each, and capture them. Their graphs are appended to `slots`.
 
     Raises:
         StepRefused: a graph could not repeat one of them.
@@ -57,34 +52,25 @@ def make_slots(
         for index, (sample, pairs) in enumerate(samples):
             with naming(number):
                 state = reached_by(number, function, sample, device)
-            marks = TensorMarks(state.tensors, to_restore=True)
-            called = as_it_is(function)
-            pairs = max(pairs, least)
-            variants.append(Variant(number, index, pairs, called, sample, state, marks, device, options))
-    slots: list[Slot] = []
+            marks, called = TensorMarks(state.tensors, to_restore=True), as_it_is(function)
+            variants.append(Variant(number, index, max(pairs, least), called, sample, state, marks, device, options))
     gradients: dict[int, torch.Tensor] = {}
-    try:
-        with putting_back(device, variants) as note:
-            for one in variants:
+    with putting_back(device, variants) as note:
+        for one in variants:
+            with naming(one.number):
+                warm_up(one, note)
+        for one in variants:
+            several = sum(other.pairs for other in variants if other.number == one.number) > 1
+            for index in range(one.pairs):
                 with naming(one.number):
-                    warm_up(one, note)
-            for one in variants:
-                several = sum(other.pairs for other in variants if other.number == one.number) > 1
-                for index in range(one.pairs):
-                    with naming(one.number):
-                        slot, outputs = _forward(one, index, slots)
-                        slots.append(slot)
-                        if outputs and any(slot.differentiable):
-                            _backward(one, slot, outputs, gradients if several else None)
-                    del outputs  # they reference memory of the pool
-            if not device.ready():
-                raise StepRefused(FREED_MEANWHILE)
-    except BaseException:
-        device.wait()
-        for slot in slots:
-            slot.free()
-        raise
-    return variants, slots
+                    slot, outputs = _forward(one, index, slots)
+                    slots.append(slot)
+                    if outputs and any(slot.differentiable):
+                        _backward(one, slot, outputs, gradients if several else None)
+                del outputs  # they reference memory of the pool
+        if not device.ready():
+            raise StepRefused(FREED_MEANWHILE)
+    return variants
 
 
 @contextlib.contextmanager
@@ -120,7 +106,8 @@ def _forward(variant: Variant, index: int, slots: Sequence[Slot]) -> tuple[Slot,
     """Capture a forward after these slots. Return also the results from which its backward starts."""
     device, state = variant.device, variant.state
     before = [one for one in slots if (one.place[0], one.place[2]) == (variant.number - 1, index)]
-    shared = _shared(variant, before[0]) if variant.options.share_io and len(before) == 1 else {}
+    shares = variant.options.share_io and variant.options.outputs == "static" and len(before) == 1
+    shared = _shared(variant, before[0]) if shares else {}
     with device.here():
         inputs = inputs_like(variant.sample, shared)
     placeholders = inputs.recording_inputs
@@ -148,7 +135,7 @@ def _forward(variant: Variant, index: int, slots: Sequence[Slot]) -> tuple[Slot,
         forward=graph,
         inputs=inputs,
         reads=[before[0], *before[0].reads] if shared else [],
-        parameters=list(variant.parameters) if differentiable else [],
+        parameters=variant.parameters,
         nest=replaced(nest, iter([[*placeholders, *static][place] for place in order])),
         order=order,
         results=StaticResults(
@@ -202,7 +189,7 @@ def _shared(variant: Variant, before: Slot) -> dict[int, torch.Tensor]:
     flatten(variant.sample, tensors)
     aliases, found, count = alias_pattern(tensors), {}, len(before.inputs.recording_inputs)
     for index, (tensor, place) in enumerate(zip(tensors, before.order, strict=False)):
-        if place < count or not before.differentiable[place - count] or before.results.copied:
+        if place < count or not before.differentiable[place - count]:
             continue
         result = before.results.static[place - count]
         if tensor.requires_grad and tensor_key(tensor.detach()) == tensor_key(result) and aliases.count(index) == 1:

@@ -31,7 +31,7 @@ from optimizations.capture.device import Device
 from optimizations.capture.step.call import Arguments
 from optimizations.capture.step.changes import MOST_NAMES
 from optimizations.capture.step.host_state import MODULE_HOOKS
-from optimizations.capture.step.surroundings import saved_tensors_are_watched, watched_by_others
+from optimizations.capture.step.surroundings import watched_by_others
 from optimizations.capture.step.watch import Watch
 from optimizations.options import CONCURRENCY, Concurrency
 from optimizations.report.steps import CallableReport
@@ -134,8 +134,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         try:
             self._device = device = self._device or device_of(plan)
             with torch.enable_grad():  # as in replayed calls
-                made, self._slots = make_slots(device, self._callables, plan, self._options)
-                for one in made:
+                for one in make_slots(device, self._callables, plan, self._options, self._slots):
                     variant = _Variant(one, self._callables[one.number - 1], self._slots)
                     self._variants[one.number - 1].append(variant)
         except BaseException:
@@ -195,7 +194,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         before = self._installed[number - 1].before
         captures = self._device is not None and self._device.is_capturing()
         without = self._closed or captures or not torch.is_grad_enabled()  # such as validation between steps
-        if without or watched_by_others() or saved_tensors_are_watched():
+        if without or watched_by_others():
             return before(*args, **kwargs)
         if self._first is not None:
             if not self._first.is_over:
@@ -236,12 +235,11 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
     def _note(self, number: int, reason: str) -> None:
         """Count a call without a graph. Warn once for each callable if it matters, or no call was replayed so far."""
         self._without_graph[number, reason] += 1
-        matters = reason in WARNED_OF
         was_replayed = any(slot.forward.replays for slot in self._slots if slot.place[0] == number)
-        if number in self._warned or (was_replayed and not matters):
+        if number in self._warned or (was_replayed and reason not in WARNED_OF):
             return
         self._warned.add(number)
-        more = "" if matters else "; none of its calls had one so far"
+        more = "" if was_replayed else "; none of its calls had one so far"
         if reason == OTHER_STATE and (names := self._variants[number - 1][0].watch.differing()):
             more = f"; another now: {', '.join(sorted(names)[:MOST_NAMES])}"
         warnings.warn(f"callable {number} runs without its graphs: {reason}{more}", stacklevel=4)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -27,11 +27,8 @@ class Installed:
         self._replay, self._function, self.before = replay, function, as_it_is(function)
         self._own = vars(function).get("forward") if isinstance(function, torch.nn.Module) else self.before
         functools.update_wrapper(self, self.before, updated=())
-
-    @property
-    def __code__(self) -> Any:
-        """Return the code object, which `torch.export` reads from a module's forward."""
-        return cast("Any", self.before).__code__
+        if hasattr(self.before, "__code__"):
+            self.__code__ = self.before.__code__  # `torch.export` reads it from a module's forward
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or torch.jit.is_tracing():

@@ -22,6 +22,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from optimizations.capture.callables.arguments import Plan, Sample
+from optimizations.capture.callables.slot import Forward, awaited
 from optimizations.capture.signature import flatten, replaced, signature
 from optimizations.report.steps import WrongOrder
 
@@ -31,8 +32,7 @@ def live_at_once(order: Iterable[int], callables: int) -> list[int]:
 
     Raises:
         TypeError: it is no list.
-        WrongOrder: it has an unknown callable, lacks one, or has a backward before its forward. The message names the
-            entry.
+        WrongOrder: it has an unknown callable, a backward before its forward, or a forward without backward.
     """
     if not isinstance(order, Iterable):
         raise TypeError(f"order={order!r} has to be a list of whole numbers, such as [1, 1, 2, -2, -1, 2, -2, -1]")
@@ -52,13 +52,9 @@ def live_at_once(order: Iterable[int], callables: int) -> list[int]:
             raise WrongOrder(f"order[{place}] is {entry}, but no forward of callable {number} is without backward")
         most[number - 1] = max(most[number - 1], live)
     for number in range(1, callables + 1):
-        if not counts[number]:
-            raise WrongOrder(f"the order does not run callable {number}")
-        if counts[number] != counts[-number]:
-            raise WrongOrder(
-                f"callable {number} has {counts[number]} forwards and {counts[-number]} backwards; each forward needs "
-                "one"
-            )
+        if not counts[number] == counts[-number] > 0:
+            found = f"{counts[number]} forwards and {counts[-number]} backwards of callable {number}"
+            raise WrongOrder(f"the order has {found}; each callable needs a forward, and each forward a backward")
     return most
 
 
@@ -66,27 +62,13 @@ MOST_SIGNATURES = 8
 """Signatures of a callable of which the first iteration keeps a copy of the arguments."""
 
 
-class _Forward:
-    """Note whether the backward of a forward ran. It is a hook of the results, and lives as long as their graph."""
-
-    ran_backward = False
-
-    def __call__(self, gradient: torch.Tensor) -> None:
-        self.ran_backward = True
-
-
 @dataclass(slots=True)
 class _Seen:
     """Hold the calls of one signature: copies of the first one's arguments, and the forwards that are live."""
 
     sample: Sample
-    live: list[weakref.ref[_Forward]] = field(default_factory=list)
+    live: list[weakref.ref[Forward]] = field(default_factory=list)
     most: int = 1
-
-    def is_awaited(self) -> bool:
-        """Return whether the backward of a forward may still run."""
-        self.live = [one for one in self.live if (forward := one()) and not forward.ran_backward]
-        return bool(self.live)
 
 
 class FirstIteration:
@@ -105,7 +87,7 @@ class FirstIteration:
 
     def _after_step(self, *arguments: Any) -> None:
         seen = [one for of_one in self._seen for one in of_one.values()]
-        if seen and not any(one.is_awaited() for one in seen):
+        if seen and not any(awaited(one.live) for one in seen):
             self.end()
 
     def end(self) -> None:
@@ -129,11 +111,10 @@ class FirstIteration:
         returned = function(*args, **kwargs)
         results: list[torch.Tensor] = []
         flatten(returned, results)
-        forward = _Forward()
+        forward = Forward()
         for one in results:
             if one.grad_fn is not None and not any(one is tensor for tensor in given):
                 one.register_hook(forward)
-        seen[key].is_awaited()
-        seen[key].live.append(weakref.ref(forward))
-        seen[key].most = max(seen[key].most, len(seen[key].live))
+        live = seen[key].live = [*awaited(seen[key].live), weakref.ref(forward)]
+        seen[key].most = max(seen[key].most, len(live))
         return returned

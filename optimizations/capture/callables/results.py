@@ -79,13 +79,6 @@ class StaticResults:
         return True
 
 
-def version_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with the version counter of another one, but without its memory."""
-    found = tensor.detach()
-    found.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return found
-
-
 def _over(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor with the memory of another one and a separate version counter."""
     if is_lazy_view(tensor):

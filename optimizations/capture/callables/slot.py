@@ -4,9 +4,9 @@ Note [Gradients]. A backward graph writes gradients to fixed memory. If `.grad` 
 tensor itself to it. A hook or the caller of `torch.autograd.grad` may keep it, too. So all gradients are copied out.
 
 Note [Between forward and backward]. A backward reads tensors that its forward saved in the graphs' memory, and
-parameters and buffers in place. In eager, autograd raises if these were written between the two. So this module
-compares versions of all tensors that the backward reads, including results of the forward. It compares addresses as
-well, because a graph would read freed memory. No forward is launched while a backward is pending: `Slot.is_awaited`.
+parameters and buffers in place. In eager, autograd raises if these were written between the two. So all tensors that
+the backward reads are saved for it, including results of the forward. Their addresses are compared as well, because a
+graph would read freed memory. No forward is launched while a backward may still run: `Slot.is_awaited`.
 
 Note [Unused results]. A backward graph takes a gradient for each differentiable result: zeros if the loss does not
 depend on it. In eager a tensor on which only such results depend gets no gradient. For an optimizer this differs from
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.callables.results import StaticResults, version_of
+from optimizations.capture.callables.results import StaticResults
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.side_by_side import RacedGraph
 from optimizations.capture.signature import replaced
@@ -33,7 +33,7 @@ from optimizations.torch_internals.autograd_graph import leads_to_hooks
 
 
 class BackwardRefused(RuntimeError):
-    """Report that a backward graph cannot compute the requested gradients, or that a tensor it reads was changed."""
+    """Report that a backward graph cannot compute the requested gradients, or that a tensor it reads was moved."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Slot:
         place: the numbers of the callable and of its sample, and the index of the micro-batch among those in flight.
         inputs: tensors among the arguments.
         reads: the slot with the results that its inputs read in place, and the slots that that one reads.
-        pending: forwards whose backward may read this memory.
+        forwards: those whose backward may read this memory.
         parameters: leaves that get gradients from the backward, after the inputs.
         nest: the structure that the callable returned; its tensors are those of the inputs and results at `order`.
         differentiable: which results are differentiable.
@@ -72,13 +72,13 @@ class Slot:
     gradients: list[torch.Tensor | None] = field(default_factory=list)
     depends: list[frozenset[int]] = field(default_factory=list)
     in_place: Callable[[], bool] = lambda: True
-    pending: list[weakref.ref[Pending]] = field(default_factory=list)
+    forwards: list[weakref.ref[Forward]] = field(default_factory=list)
 
     @property
     def is_awaited(self) -> bool:
         """Return whether a backward that reads this memory may still run."""
-        self.pending = [one for one in self.pending if (pending := one()) is not None and pending.over is None]
-        return bool(self.pending)
+        self.forwards = awaited(self.forwards)
+        return bool(self.forwards)
 
     def refused(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """Return why the forward cannot be launched; None if it can. Move results that are still referenced."""
@@ -129,9 +129,9 @@ class Slot:
 
     def free(self) -> None:
         """Free the graphs. A later backward raises `BackwardRefused`."""
-        for one in self.pending:
-            if (pending := one()) is not None:
-                pending.over = pending.over or FREED
+        for one in awaited(self.forwards):
+            if (forward := one()) is not None:
+                forward.over = FREED
         for graph in filter(None, (self.forward, self.backward)):
             graph.captured.reset()
 
@@ -148,41 +148,29 @@ RAN_BACKWARD = (
 )
 
 
-class Pending:
-    """Record the state after a forward that its backward needs. Note [Between forward and backward].
+MOVED = (
+    "would read the old address of a parameter or buffer, which was moved between its forward and its backward; move "
+    "it after the backward"
+)
+
+
+class Forward:
+    """Note whether the backward of a forward may still run. Autograd's record of the forward references it.
 
     Attributes:
-        over: why no backward may read this memory; None while it may.
+        over: why the backward cannot run; None while it may.
     """
 
-    def __init__(self, slot: Slot, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
-        self.over: str | None = None
-        self._slot = slot
-        probes = [version_of(results[index]) for index in slot.results.read_back]
-        probes += [version_of(inputs[index]) for index in slot.inputs.in_place]
-        self._versions = [(one, one._version) for one in [*slot.read_back, *probes]]
-        for one in (slot, *slot.reads):
-            one.pending.append(weakref.ref(self))
+    over: str | None = None
 
-    def check(self) -> None:
-        """Check, before the backward, that the tensors it reads are unchanged.
+    def __call__(self, gradient: torch.Tensor) -> None:
+        """Note that the backward runs, as a hook of a result."""
+        self.over = RAN_BACKWARD
 
-        Raises:
-            BackwardRefused: one of them was changed.
-        """
-        why = self.over
-        if why is None and not self._slot.in_place():
-            why = (
-                "would read the old address of a parameter or buffer, which was moved between its forward and its "
-                "backward; move it after the backward"
-            )
-        if why is None and any(tensor._version != version for tensor, version in self._versions):
-            why = (
-                "needs a parameter, buffer, argument or result that has been modified by an inplace operation between "
-                "its forward and its backward; clone it before"
-            )
-        if why is not None:
-            raise BackwardRefused(f"the backward of callable {self._slot.place[0]} {why}")
+
+def awaited(forwards: Sequence[weakref.ref[Forward]]) -> list[weakref.ref[Forward]]:
+    """Return those of these forwards whose backward may still run."""
+    return [one for one in forwards if (forward := one()) is not None and forward.over is None]
 
 
 class Graphed(torch.autograd.Function):
@@ -196,7 +184,11 @@ class Graphed(torch.autograd.Function):
         slot.forward.replay()
         found = slot.results.over()
         if any(slot.differentiable):
-            ctx.pending = Pending(slot, tensors, found)
+            ctx.noted = Forward()
+            for other in (slot, *slot.reads):
+                other.forwards.append(weakref.ref(ctx.noted))
+            results = [found[index] for index in slot.results.read_back]
+            ctx.save_for_backward(*slot.read_back, *results, *[tensors[index] for index in slot.inputs.in_place])
         ctx.mark_non_differentiable(
             *[tensor for tensor, takes in zip(found, slot.differentiable, strict=True) if not takes]
         )
@@ -210,9 +202,12 @@ class Graphed(torch.autograd.Function):
                 "differentiated (create_graph=True); compute such gradients inside of the callable, or leave it out of "
                 "graph_callables"
             )
-        ctx.pending.check()
+        why = ctx.noted.over or (None if ctx.slot.in_place() else MOVED)
+        if why is not None:
+            raise BackwardRefused(f"the backward of callable {ctx.slot.place[0]} {why}")
+        _ = ctx.saved_tensors  # raises if one was written: Note [Between forward and backward]
         found = ctx.slot.launch_backward(tangents, [node for node, _ in ctx.next_functions])
-        ctx.pending.over = RAN_BACKWARD
+        ctx.noted.over = RAN_BACKWARD
         return None, None, *found
 
 

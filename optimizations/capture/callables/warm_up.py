@@ -193,16 +193,13 @@ def distinct(tensors: Iterable[torch.Tensor], inputs: Sequence[torch.Tensor]) ->
 def _refused_result(value: Any) -> Refusal | None:
     """Return a refusal of a result that a graph cannot return."""
     kind = type(value)
-    if kind in PLAIN:
+    is_tensor = kind in (torch.Tensor, torch.nn.Parameter)
+    if kind in PLAIN or (is_tensor and value.layout is torch.strided):
         return None
-    if not isinstance(value, torch.Tensor):
-        advice = "return tensors, numbers, and containers of such: what an object holds would be overwritten"
-        return Refusal(f"returns a {kind.__qualname__}", advice)
-    if kind not in (torch.Tensor, torch.nn.Parameter):
-        return Refusal(f"returns a {kind.__qualname__}", "return plain tensors")
-    if value.layout is not torch.strided:
-        return Refusal(f"returns a tensor of layout {value.layout}", "return strided tensors")
-    return None
+    return Refusal(
+        f"returns a {f'tensor of layout {value.layout}' if is_tensor else kind.__qualname__}",
+        "return strided tensors, numbers, and containers of such: what an object holds would be overwritten",
+    )
 
 
 def gradients_of(

@@ -45,7 +45,7 @@ from optimizations.capture.step.progress import OBSERVED, PATIENCE, Plan, Progre
 from optimizations.capture.step.random_states import RandomStates
 from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.recording import Recording, capture
-from optimizations.capture.step.surroundings import alone, ambient, saved_tensor_hooks, watched_by_others
+from optimizations.capture.step.surroundings import alone, ambient, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal, StepReport
 
@@ -133,7 +133,7 @@ class CallRecorder:
     def _call(self, args: Any, kwargs: Any) -> Any:
         if self.recordings.tried and self.device is not None and not self.device.follow():
             return self._uncaptured(args, kwargs)
-        if watched_by_others() or saved_tensor_hooks(False) is not None:
+        if watched_by_others():
             return self._uncaptured(args, kwargs)
         for recording in self.recordings.tried:
             known = recording.arguments.tensors_of(args, kwargs)

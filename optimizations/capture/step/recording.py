@@ -332,9 +332,8 @@ def _no_casts_of_the_graph_kept() -> Iterator[None]:
 
 
 FREED_MEANWHILE = Refusal(
-    "was captured in part when cuBLAS's workspaces were freed, as a recording in another thread may do, in call after "
-    "call",
-    "record steps, and call compiled code for the first time, in one thread after the other",
+    "was captured in part when cuBLAS's workspaces were freed, as a recording in another thread may do",
+    "record steps, make graphs of callables, and call compiled code for the first time, in one thread after the other",
 )
 """A workspace allocated during a capture is in the graph's pool, where later graphs may reuse its memory."""
 

@@ -44,27 +44,18 @@ _functions: Callable[[], int] = torch_internals.len_torch_function_stack
 _dispatch_modes: Callable[[], int] = torch_internals.len_torch_dispatch_stack
 _transforms: Callable[[], object] = torch_internals.functorch_level
 _forward_mode: Any = torch_internals.forward_ad
-saved_tensor_hooks: Callable[[bool], object] = torch_internals.top_saved_tensors_hooks
-"""Called with False: return the hooks for tensors that autograd saves for a backward, or None. A graph would not run
-these hooks."""
+_saved_tensor_hooks: Callable[[bool], object] = torch_internals.top_saved_tensors_hooks
 
 
 def watched_by_others() -> bool:
-    """Return whether dispatch modes or transforms are active, which would not see the operators of a graph.
+    """Return whether modes, transforms or hooks are active, which would not see the operators of a graph.
 
-    Counters and loggers are dispatch modes; `vmap`, `grad` and forward-mode derivatives are transforms.
+    Counters and loggers are dispatch modes; `vmap`, `grad` and forward-mode derivatives are transforms. Hooks are those
+    of tensors that autograd saves for a backward: a checkpoint repeats its calls and counts these tensors.
     """
-    return bool(_dispatch_modes() or _transforms() is not None or _forward_mode._current_level >= 0)
-
-
-def saved_tensors_are_watched() -> bool:
-    """Return whether saved-tensor hooks of the program or of a checkpoint are active.
-
-    A checkpoint repeats its calls and counts the saved tensors. PyTorch's hooks that offload tensors to the CPU do not
-    count: they only save memory.
-    """
-    hooks: Any = saved_tensor_hooks(False)
-    return hooks is not None and getattr(hooks[0], "__module__", "") != torch.autograd.graph.__name__
+    if _dispatch_modes() or _transforms() is not None or _forward_mode._current_level >= 0:
+        return True
+    return _saved_tensor_hooks(False) is not None
 
 
 SETTINGS: tuple[Callable[[], Hashable], ...] = (

@@ -246,8 +246,8 @@ def test_wrong_argument_structure_names_the_expected_one(name: str) -> None:
     [
         ([1, 3, -3, -1], r"order\[1\] is 3, but callables go from 1 to 2"),
         ([1, -1, -1, 2, -2], r"order\[2\] is -1, but no forward of callable 1 is without backward"),
-        ([1, -1], "the order does not run callable 2"),
-        ([1, 1, 2, -2, -1], "callable 1 has 2 forwards and 1 backwards; each forward needs one"),
+        ([1, -1], "the order has 0 forwards and 0 backwards of callable 2; each callable needs a forward"),
+        ([1, 1, 2, -2, -1], "2 forwards and 1 backwards of callable 1; .* and each forward a backward"),
         ([1, 0, 2], r"order\[1\] is 0"),
         *(([1, wrong], rf"order\[1\] is {wrong!r}: entries are whole numbers") for wrong in (True, -1.5, "1", None)),
     ],

@@ -198,6 +198,7 @@ def hooked_inside() -> list[nn.Module]:
     module = Normalized()
     module.inner.register_forward_pre_hook(lambda one, given: (given[0] + 1,))
     module.inner.register_forward_hook(lambda one, given, result: result * module.scale[0])
+    module.inner.register_full_backward_pre_hook(lambda one, slopes: (slopes[0] * 3,))
     return [module]
 
 

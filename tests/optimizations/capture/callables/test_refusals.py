@@ -108,7 +108,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
     "TorchScript": (lambda: torch.jit.trace(nn.Linear(3, 3), torch.ones(3)), (), "uses a module of TorchScript"),
     "a value is read on the host": (lambda: lambda x: x * x.sum().item(), (), "reads a value of the GPU on the host"),
     "hooks on itself": (lambda: hooked(), (), "callable 1 has hooks on itself"),
-    "hooks of the backward inside": (lambda: hooked_inside(), (), r"has hooks of the backward on .*\.0"),
+    "a hook inside keeps a gradient": (lambda: hooked_inside(), (), r"kept has . members instead of"),
     "compiled in place": (lambda: in_place(), (), "is compiled in place"),
     "a result of a subclass": (
         lambda: lambda x: (x, Scaled(x.detach(), x.detach())),
@@ -214,8 +214,8 @@ def hooked() -> nn.Module:
 
 
 def hooked_inside() -> nn.Module:
-    module = nn.Sequential(nn.Linear(3, 3))
-    module[0].register_full_backward_hook(lambda module, of_inputs, of_results: None)
+    module, kept = nn.Sequential(nn.Linear(3, 3)), list[torch.Tensor]()
+    module[0].register_full_backward_hook(lambda module, of_inputs, of_results: kept.append(of_results[0]))
     return module
 
 
