@@ -25,7 +25,7 @@ from pathlib import Path
 import psutil
 
 from models.registry import Workload
-from suite.measure.modes import GRAPH_MODE, REFERENCE_MODE, Mode
+from suite.measure.modes import GRAPH_MODE, REFERENCE_MODE, UNPARTITIONED_MODE, Mode
 from suite.results.schema import CompileConditions, CompileTimes, Correctness, Status
 from suite.run.member import Member
 from suite.run.process import RankedWorker, converse, end
@@ -315,13 +315,18 @@ def do_not_fit(members: Sequence[Member]) -> bool:
     return len(members) > 1 and any(member.out_of_memory and not member.process for member in members)
 
 
+_ONE_PROGRAM = frozenset({REFERENCE_MODE, UNPARTITIONED_MODE})
+"""Modes that run the same kernels: agreement of both says no more than one of them."""
+
+
 def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Sequence[Correctness]]) -> Correctness:
     """Return `own` with the result of the bitwise comparison, if the mode has one.
 
     Modes with CUDA graphs are compared with `bitwise_with`, or for information with stock graphs, if the results of the
     other mode are deterministic. Equality with one of them is enough. The verdict is None if the mode equals none of
     them and they differ from each other, too: then the bits depend on the process, because each tunes its own kernels
-    or computes part of the program on another device.
+    or computes part of the program on another device. Modes in `_ONE_PROGRAM` run the same kernels, so if only these
+    were run, nothing is known about that.
     """
     others = mode.bitwise_with or ((GRAPH_MODE,) if mode.uses_cuda_graphs and mode.name != GRAPH_MODE else ())
     if not others:
@@ -329,7 +334,8 @@ def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Sequence[C
     found = {name: [one.digests for one in known.get(name, ()) if one.deterministic] for name in others}
     equal = next((name for name in others if own.digests in found[name]), None)
     bits = [digests for several in found.values() for digests in several]
-    agreed = bool(bits) and all(digests == bits[0] for digests in bits)
+    several = not _ONE_PROGRAM.issuperset(name for name in others if found[name])
+    agreed = several and all(digests == bits[0] for digests in bits)
     if equal is not None:
         return own.model_copy(update={"bitwise_with": equal, "bitwise": True})
     compared = next((name for name in others if found[name]), others[0])

@@ -35,6 +35,9 @@ SAME, OTHER, ANOTHER = (correctness(digests) for digests in (["a", "b"], ["a", "
         (PLACEMENT, {"graph": [OTHER], "graph-unpartitioned": [OTHER]}, ("graph", False), True),
         # If none is equal they must agree among themselves to be a reference at all.
         (PLACEMENT, {"graph": [OTHER], "graph-unpartitioned": [ANOTHER]}, ("graph", None), False),
+        # The programs as they are, with the same kernels: they tell nothing about different kernels.
+        (PLACEMENT, {"graph-unpartitioned": [OTHER], "compile": [OTHER]}, ("graph-unpartitioned", None), False),
+        (PLACEMENT, {"graph-unpartitioned": [SAME], "compile": [SAME]}, ("graph-unpartitioned", True), False),
         (PLACEMENT, {"graph": [SAME, ANOTHER]}, ("graph", True), False),  # of either time that it was prepared
     ],
 )
