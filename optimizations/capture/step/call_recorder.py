@@ -290,11 +290,13 @@ class CallRecorder:
             if progress.tries >= PATIENCE:
                 self._refuse(key, obstacle)
         elif not (seen.queries_capture and progress.try_as_captured()):
-            # Of the signature: the step may change numbers itself, so that all calls are of different kinds.
+            # Of the signature: the step may change numbers itself, so that all calls are of different kinds. What is
+            # told that it is captured may compute other numbers, so few calls are.
             found = self._findings[key] = self._findings.get(key, 0) + 1
             if found == OBSERVED:
                 self._note(obstacle)
-            if found * SHARE_FRUITLESS >= max(self.recordings.replays, SHARE_FRUITLESS**2):
+            enough = OBSERVED if progress.as_captured else SHARE_FRUITLESS
+            if found * SHARE_FRUITLESS >= max(self.recordings.replays, SHARE_FRUITLESS * enough):
                 self._refused[key] = obstacle
         return returned
 

@@ -130,6 +130,22 @@ def test_step_refused_before_its_capture_query_equals_eager(first: bool) -> None
         assert step.report().replays > 0 and found[-1].item() != expected[-1].item()
 
 
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_step_refused_all_the_same_is_told_of_two_captures() -> None:
+    """Its numbers may be others while it is told so."""
+    model, told = network("cpu"), array.array("b")
+
+    def forward(batch: Any) -> torch.Tensor:
+        told.append(torch.cuda.is_current_stream_capturing())
+        batch["x"].sum().item()
+        return loss_of(model, batch)
+
+    step = GraphedStep(training(model, forward), device=CpuDevice())
+    run(step, batches("cpu", 10))
+    assert sum(told) == 2
+    assert step.report().replays == 0
+
+
 def test_capture_query_answers_true_where_else_refused() -> None:
     def reads_unless_captured(x: torch.Tensor) -> torch.Tensor:
         if not torch.cuda.is_current_stream_capturing() and x.sum().item() > 1e9:
