@@ -21,7 +21,7 @@ files=(optimizations/torch_internals/test_stock_trees test_layers
     optimizations/trees/test_hook optimizations/trees/test_backend
     optimizations/calls/test_binding optimizations/calls/test_unbound optimizations/trees/test_function
     optimizations/trees/test_node optimizations/trees/test_referenced_results optimizations/trees/test_fast_path
-    optimizations/trees/test_fast_path_entering optimizations/trees/test_fast_path_live_results optimizations/trees/test_managers
+    optimizations/trees/test_fast_path_live_results optimizations/trees/test_managers
     optimizations/trees/test_not_launched
     optimizations/trees/test_written_inputs optimizations/placement/test_examples
     optimizations/placement/test_plan optimizations/placement/test_rewrite optimizations/placement/test_feeds)

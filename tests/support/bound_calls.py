@@ -5,16 +5,19 @@ So compiled results must be eager's bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
+from binding_programs import Model
 from torch import nn
 
+import optimizations
 from optimizations import torch_internals
 from optimizations.calls import bound as bound_module
 from optimizations.calls.bound import READS_BEFORE
+from optimizations.report import BindingReport
 
 X = torch.arange(8.0).reshape(2, 4) / 7
 
@@ -36,10 +39,12 @@ class Runner:
 
 
 @pytest.fixture
-def runner(fresh_encore: None, monkeypatch: pytest.MonkeyPatch) -> Runner:
+def runner(fresh_encore: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
+    """Replace Inductor, and switch gradients off."""
     runner = Runner()
     monkeypatch.setattr(torch_internals, "compile_fx", runner, raising=False)
-    return runner
+    with torch.no_grad():
+        yield runner
 
 
 @pytest.fixture
@@ -68,9 +73,25 @@ def same(left: Any, right: Any) -> bool:
     return bool(torch.equal(left, right))
 
 
-def settle(call: Callable[[], Any]) -> None:
-    for _ in range(READS_BEFORE + 1):
-        call()
+def serve(run: Any, model: Any, calls: int = 3, x: torch.Tensor = X) -> None:
+    """Check that so many calls compute what the module does."""
+    for _ in range(calls):
+        assert same(run(x), model(x))
+
+
+def bound(model: Any = None, x: torch.Tensor = X) -> tuple[Any, Any]:
+    """Return a module, by default a new `Model`, and its compiled call, whose parameters are bound."""
+    model = model or Model().eval()
+    run = compiled(model)
+    serve(run, model, READS_BEFORE + 1, x)
+    return model, run
+
+
+def binding() -> BindingReport:
+    """Return the report of the only graph's binding."""
+    (report,) = optimizations.report()
+    assert report.binding is not None
+    return report.binding
 
 
 ONE = torch.ones(1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from binding_programs import EXCHANGES, Layer, Model, one_parameter, other
-from bound_calls import HELD, Runner, X, compiled, reads, runner, same, settle
+from bound_calls import HELD, Runner, X, binding, bound, compiled, reads, runner, same, serve
 from torch import nn
 
 import optimizations
@@ -20,16 +20,10 @@ __all__ = ["reads", "runner"]
 pytestmark = pytest.mark.usefixtures("runner")
 
 
-@torch.no_grad()
 def test_call_passes_the_module_and_no_parameter(reads: list[Any], runner: Runner) -> None:
-    model = Model().eval()
-    run = compiled(model)
-    expected = model(X)
-    for _ in range(READS_BEFORE + 4):
-        assert same(run(X), expected)
-    (report,) = optimizations.report()
-    assert report.binding is not None
-    assert (report.binding.tensors, report.binding.untouched) == (HELD, None)
+    model, run = bound()
+    serve(run, model)
+    assert (binding().tensors, binding().untouched) == (HELD, None)
     assert _loaded(Model) == ["self", "x"]
     # Read for as long as it may be the only call, and once for the comparison; then never again.
     assert reads == [model] * (READS_BEFORE + 1)
@@ -51,44 +45,30 @@ def _loaded(kind: type[nn.Module]) -> list[str]:
     return sorted({step.argval for step in loads if step.argval in arguments})
 
 
-@torch.no_grad()
 def test_exchanged_tensor_is_never_passed_again(reads: list[Any]) -> None:
-    model = Model().eval()
-    run = compiled(model)
+    model, run = bound()
     for exchange in EXCHANGES * 2:
         release_bindings()
-        settle(lambda: run(X))
+        serve(run, model, READS_BEFORE + 1)
         reads.clear()
         before = run(X).clone()
         assert reads == [], "an exchange has to meet a comparison"
         exchange(model)
-        expected = model(X)
-        assert not same(expected, before), exchange
-        for _ in range(3):
-            assert same(run(X), expected), exchange
+        assert not same(model(X), before), exchange
+        serve(run, model)
     assert len(optimizations.report()) == 1, "what stock does not compile again for must not be compiled again"
 
 
-@torch.no_grad()
 def test_changed_dtype_is_left_to_guards() -> None:
-    model = Model().eval()
-    run = compiled(model)
-    settle(lambda: run(X))
+    model, run = bound()
     model.double()
-    for _ in range(4):
-        assert same(run(X.double()), model(X.double()))
+    serve(run, model, 4, X.double())
     model.float()
-    for _ in range(4):
-        assert same(run(X), model(X))
+    serve(run, model, 4)
 
 
-@torch.no_grad()
 def test_instances_share_code_and_keep_their_own_tensors(reads: list[Any]) -> None:
-    models = [Model(seed).eval() for seed in (0, 10, 20)]
-    runs = [compiled(model) for model in models]
-    for _ in range(READS_BEFORE + 1):
-        for model, run in zip(models, runs, strict=True):
-            assert same(run(X), model(X))
+    models, runs = zip(*(bound(Model(seed).eval()) for seed in (0, 10, 20)), strict=True)
     reads.clear()
     for index in range(12):
         model, run = models[index % 3], runs[index % 3]
@@ -99,24 +79,17 @@ def test_instances_share_code_and_keep_their_own_tensors(reads: list[Any]) -> No
     assert len(optimizations.report()) == 1
 
 
-@torch.no_grad()
 def test_shallow_copy_shares_bound_tensors() -> None:
-    model = Model().eval()
-    run = compiled(model)
-    settle(lambda: run(X))
-    twin = copy.copy(model)
-    twin_run = compiled(twin)
-    settle(lambda: twin_run(X))
+    model, run = bound()
+    _, twin_run = bound(copy.copy(model))
     one_parameter(model)
-    for _ in range(3):
-        assert same(twin_run(X), model(X))
-        assert same(run(X), model(X))
+    serve(twin_run, model)
+    serve(run, model)
 
 
 LAYERS = [Layer(5).eval(), Layer(6).eval()]
 
 
-@torch.no_grad()
 def test_modules_in_globals_closures_and_arguments_are_roots() -> None:
     inner = Layer(7).eval()
 
@@ -127,10 +100,9 @@ def test_modules_in_globals_closures_and_arguments_are_roots() -> None:
 
     last = Layer(8).eval()
     run = compiled(program)
-    settle(lambda: run(X, last))
-    (report,) = optimizations.report()
-    assert report.binding is not None
-    assert report.binding.tensors == 4 * 8
+    for _ in range(READS_BEFORE + 1):
+        run(X, last)
+    assert binding().tensors == 4 * 8
     for exchanged in (LAYERS[0], LAYERS[1], inner, last):
         exchanged.scale = nn.Parameter(other(exchanged.scale))
         for _ in range(3):
@@ -154,7 +126,6 @@ class Caching(nn.Module):
         return y
 
 
-@torch.no_grad()
 def test_buffer_replaced_on_every_call_is_passed_correctly(reads: list[Any]) -> None:
     model = Caching()
     eager = copy.deepcopy(model)
@@ -169,7 +140,6 @@ def test_buffer_replaced_on_every_call_is_passed_correctly(reads: list[Any]) -> 
         assert cache() is None
 
 
-@torch.no_grad()
 def test_each_graph_after_a_graph_break_is_bound_separately() -> None:
     class Broken(nn.Module):
         def __init__(self) -> None:
@@ -185,7 +155,5 @@ def test_each_graph_after_a_graph_break_is_bound_separately() -> None:
 
     model = Broken().eval()
     eager = copy.deepcopy(model)
-    run = torch.compile(model, backend="encore")
-    for _ in range(6):
-        assert same(run(X), eager(X))
+    serve(torch.compile(model, backend="encore"), eager, 6)
     assert sum(report.binding.tensors for report in optimizations.report() if report.binding) >= 16

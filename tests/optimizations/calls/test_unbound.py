@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from binding_programs import Layer, Model, one_parameter, state_assigned
-from bound_calls import HELD, ONE, Runner, Scaled, X, compiled, reads, runner, same, settle
+from bound_calls import HELD, ONE, Runner, Scaled, X, binding, bound, compiled, reads, runner, same, serve
 from torch import nn
 
 import optimizations
@@ -28,13 +28,9 @@ __all__ = ["reads", "runner"]
 pytestmark = pytest.mark.usefixtures("runner")
 
 
-@torch.no_grad()
 def test_exchanged_weight_is_released_by_every_graph() -> None:
-    model = Model().eval()
-    run = compiled(model)
-    settle(lambda: run(X))
-    wide = torch.cat([X, X, X])
-    settle(lambda: run(wide))
+    model, run = bound()
+    serve(run, model, READS_BEFORE + 1, torch.cat([X, X, X]))
     assert len(optimizations.report()) == 2
     storages = [weakref.ref(p.untyped_storage()) for p in model.parameters()]
     assert all(storage() is not None for storage in storages)
@@ -44,12 +40,9 @@ def test_exchanged_weight_is_released_by_every_graph() -> None:
     assert [storage() for storage in storages] == [None] * len(storages)
 
 
-@torch.no_grad()
 def test_exchanged_weight_is_freed_before_the_graph_runs(runner: Runner) -> None:
     """Recordings for the weight's address are checked then: a live weight counts as one that may come back."""
-    model = Model().eval()
-    run = compiled(model)
-    settle(lambda: run(X))
+    model, run = bound()
     storages = [weakref.ref(p.untyped_storage()) for p in model.parameters()]
     state_assigned(model)
     alive: list[bool] = []
@@ -67,22 +60,17 @@ class Noting(list[Any]):
         self.noted()
 
 
-@torch.no_grad()
 def test_reset_releases_bindings_and_calls_keep_working(reads: list[Any]) -> None:
-    model = Model().eval()
-    run = compiled(model)
-    settle(lambda: run(X))
+    model, run = bound()
     reads.clear()
     optimizations.reset()
     storage = weakref.ref(model.layers[0].scale.untyped_storage())
     model.layers[0].scale = nn.Parameter(torch.zeros(4))
     assert storage() is None
-    for _ in range(READS_BEFORE + 3):
-        assert same(run(X), model(X))
+    serve(run, model, READS_BEFORE + 3)
     assert reads == [model] * (READS_BEFORE + 1)
 
 
-@torch.no_grad()
 def test_backend_around_this_one_may_call_with_all_arguments() -> None:
     checked = []
 
@@ -93,27 +81,21 @@ def test_backend_around_this_one_may_call_with_all_arguments() -> None:
 
     model = Model().eval()
     run = torch.compile(model, backend=checking)
-    for _ in range(READS_BEFORE + 2):
-        assert same(run(X), model(X))
+    serve(run, model, READS_BEFORE + 2)
     one_parameter(model)
-    assert same(run(X), model(X))
+    serve(run, model)
     assert checked == [True]
 
 
-@torch.no_grad()
 def test_graph_not_called_by_dynamo_is_not_bound() -> None:
     def copying(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return backend.encore(copy.deepcopy(graph_module), inputs)
 
     model = Model().eval()
-    run = torch.compile(model, backend=copying)
-    assert same(run(X), model(X))
-    (report,) = optimizations.report()
-    assert report.binding is not None
-    assert report.binding.untouched == "Dynamo does not call this graph as it is"
+    serve(torch.compile(model, backend=copying), model)
+    assert binding().untouched == "Dynamo does not call this graph as it is"
 
 
-@torch.no_grad()
 def test_failure_in_binding_disables_binding_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def defective(*arguments: Any) -> Any:
         raise KeyError("node")
@@ -121,17 +103,14 @@ def test_failure_in_binding_disables_binding_only(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(compiled_graph, "bind", defective)
     model = Model().eval()
     with pytest.warns(UserWarning, match="binding failed: KeyError"):
-        assert same(compiled(model)(X), model(X))
-    (report,) = optimizations.report()
-    assert report.binding is not None
-    assert "KeyError" in (report.binding.untouched or "")
+        serve(compiled(model), model)
+    assert "KeyError" in str(binding().untouched)
 
 
 class Tracking(dict[str, Any]):
     """A dictionary of another kind than modules have."""
 
 
-@torch.no_grad()
 def test_module_with_its_own_storage_is_left_to_dynamo() -> None:
     model = Model().eval()
     model.layers[0].linear.__dict__["_parameters"] = Tracking(model.layers[0].linear._parameters)
@@ -139,12 +118,9 @@ def test_module_with_its_own_storage_is_left_to_dynamo() -> None:
     for _ in range(READS_BEFORE + 4):
         assert same(run(X), model(X))
         one_parameter(model)
-    (report,) = optimizations.report()
-    assert report.binding is not None
-    assert report.binding.tensors == HELD - 2, "all but those of the linear layer"
+    assert binding().tensors == HELD - 2, "all but those of the linear layer"
 
 
-@torch.no_grad()
 def test_module_that_changes_its_storage_is_read_on_every_call(
     reads: list[Any], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -158,37 +134,29 @@ def test_module_that_changes_its_storage_is_read_on_every_call(
     linear = model.layers[0].linear
     linear.__dict__["_parameters"] = Tracking(linear._parameters)
     with torch.compiler.set_stance("default", skip_guard_eval_unsafe=True):
-        for _ in range(READS_BEFORE + 4):
-            assert same(run(X), model(X))
+        serve(run, model, READS_BEFORE + 4)
         linear._parameters["weight"] = nn.Parameter(linear.weight.detach() * 3)
-        for _ in range(4):
-            assert same(run(X), model(X))
+        serve(run, model, 4)
     assert len(reads) == 1 + READS_BEFORE + 4 + 4
     assert asked == [1]
     assert not [one for one in recwarn if "parameters are read in each call" in str(one.message)]
 
 
-@torch.no_grad()
 def test_failure_in_comparing_disables_comparison_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def defective(*arguments: Any) -> Any:
         raise TypeError("incompatible function arguments")
 
     monkeypatch.setattr(bound_module, "same_tensors", defective)
-    model = Model().eval()
-    run = compiled(model)
     with pytest.warns(UserWarning, match="comparing them in C\\+\\+ failed: TypeError"):
-        settle(lambda: run(X))
+        model, run = bound()
     for _ in range(2):
         one_parameter(model)
         assert same(run(X), model(X))
 
 
-@torch.no_grad()
 def test_threads_never_get_an_exchanged_tensor() -> None:
     """Two threads call, a third replaces weights: a result uses the weights at its beginning or at its end."""
-    model = Scaled()
-    run = torch.compile(model, backend="encore", fullgraph=True)
-    settle(lambda: run(ONE))
+    model, run = bound(Scaled(), ONE)
     wrong: list[tuple[float, float, float]] = []
     stop = threading.Event()
 
@@ -214,21 +182,17 @@ def test_threads_never_get_an_exchanged_tensor() -> None:
     assert wrong == []
 
 
-@torch.no_grad()
 def test_attribute_written_on_every_call_is_no_exchange(reads: list[Any]) -> None:
-    model = Model().eval()
-    run = compiled(model)
-    settle(lambda: run(X))
+    model, run = bound()
     reads.clear()
     for step in range(20):
         model.layers[0].number_of_calls = step
         assert same(run(X), model(X))
     assert reads == []
     one_parameter(model)
-    assert same(run(X), model(X))
+    serve(run, model)
 
 
-@torch.no_grad()
 def test_model_that_references_itself_is_collected() -> None:
     """Its dictionaries are referenced until the second full collection after its last call."""
     model = Model().eval()
@@ -243,11 +207,8 @@ def test_model_that_references_itself_is_collected() -> None:
     assert gone() is None
 
 
-@torch.no_grad()
 def test_idle_binding_is_read_again(reads: list[Any]) -> None:
-    model = Model().eval()
-    run = compiled(model)
-    settle(lambda: run(X))
+    model, run = bound()
     for _ in range(3):
         run(X)
         gc.collect()
@@ -256,11 +217,10 @@ def test_idle_binding_is_read_again(reads: list[Any]) -> None:
     assert reads == [], "it is in use"
     gc.collect()
     gc.collect()
-    assert same(run(X), model(X))
+    serve(run, model)
     assert reads == [model]
 
 
-@torch.no_grad()
 def test_each_choice_of_modules_is_bound_separately(reads: list[Any]) -> None:
     """Two modules alternate in front of the same last one, and neither is read again."""
     firsts, last = [Layer(1).eval(), Layer(2).eval()], Layer(3).eval()
@@ -270,11 +230,9 @@ def test_each_choice_of_modules_is_bound_separately(reads: list[Any]) -> None:
         return result
 
     run = compiled(program)
-    for _ in range(READS_BEFORE + 1):
-        for first in firsts:
-            assert same(run(X, first, last), program(X, first, last))
-    reads.clear()
-    for _ in range(4):
+    for number in range(READS_BEFORE + 5):
+        if number == READS_BEFORE + 1:
+            reads.clear()
         for first in firsts:
             assert same(run(X, first, last), program(X, first, last))
     assert reads == []
@@ -294,43 +252,31 @@ def exchange(model: nn.Module) -> None:
     model.scale = type(model.scale)(model.scale + 1)
 
 
-def serve(run: Any, model: nn.Module, calls: int) -> None:
-    for _ in range(calls):
-        assert same(run(ONE), model(ONE))
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("served", [3, WORTH])
 def test_reading_lasts_longer_after_useless_comparisons(reads: list[Any], served: int) -> None:
-    model = Scaled()
-    run = compiled(model)
-    settle(lambda: run(ONE))
+    model, run = bound(Scaled(), ONE)
     for losses in (1, 2, 3):
         reads.clear()
-        serve(run, model, served)
+        serve(run, model, served, ONE)
         assert reads == []
         exchange(model)
         expected = 1 + (WORTH if served == WORTH else WORTH << losses)
-        serve(run, model, expected + 3)
+        serve(run, model, expected + 3, ONE)
         assert abs(len(reads) - expected) <= 1
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("kind", [Scaled, Buffered])
 def test_comparison_stops_for_buffers_but_not_for_parameters(reads: list[Any], kind: type[nn.Module]) -> None:
     """Buffers may be results of a graph, which the binding would keep alive."""
-    model = kind()
-    run = compiled(model)
-    settle(lambda: run(ONE))
+    model, run = bound(kind(), ONE)
     for losses in range(1, PATIENCE + 2):
         exchange(model)
-        serve(run, model, 3 + (WORTH << losses))
+        serve(run, model, 3 + (WORTH << losses), ONE)
     reads.clear()
-    serve(run, model, 3)
+    serve(run, model, 3, ONE)
     assert len(reads) == (3 if kind is Buffered else 0)
 
 
-@torch.no_grad()
 def test_failing_comparison_without_an_exchange_is_renewed(reads: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
@@ -339,10 +285,8 @@ def test_failing_comparison_without_an_exchange_is_renewed(reads: list[Any], mon
         return made[-1] if len(made) > 1 else ComparedAfterWrites(lambda dictionaries: False, ())
 
     monkeypatch.setattr(bound_module, "same_tensors", make)
-    model = Scaled()
-    run = compiled(model)
-    settle(lambda: run(ONE))
-    serve(run, model, 4 * WORTH)
+    model, run = bound(Scaled(), ONE)
+    serve(run, model, 4 * WORTH, ONE)
     reads.clear()
-    serve(run, model, 4)
+    serve(run, model, 4, ONE)
     assert reads == [] and len(made) == 2

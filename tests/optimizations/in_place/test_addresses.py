@@ -38,19 +38,6 @@ def tracker_of(pointers: FakePointers) -> AddressTracker:
     return AddressTracker(tracked, (0, None, 0), pointers, MemoryRanges([]), lambda values: None)
 
 
-def test_first_call_without_moves_is_reported_once() -> None:
-    pointers = FakePointers()
-    tracker = tracker_of(pointers)
-    a, b = aligned(4), aligned(4)
-    told = []
-    for first in (a, a, a, b, b, b):
-        tracker.follow([first, None, a])
-        tracker.launched()
-        told.append(pointers.settled)
-    assert told == [0, 1, 1, 1, 2, 2]
-    assert (tracker.moves, tracker.placeholder_bytes) == (2, 0)
-
-
 def test_addresses_of_unlaunched_calls_are_ignored() -> None:
     pointers = FakePointers()
     tracker = tracker_of(pointers)

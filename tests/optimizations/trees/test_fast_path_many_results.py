@@ -9,22 +9,12 @@ from typing import Any
 import pytest
 import torch
 from simulated_gpu.runtime import CudaOnCpu
-from simulated_gpu.trees import COUNT, Compiled, Model, Training, nodes, values
+from simulated_gpu.trees import COUNT, Compiled, Model, Training, nodes, settle, slow_reasons, values
 
 from optimizations.trees import liveness, reasons
 from optimizations.trees.containers import managers
 
 RESULTS = liveness.MANY + 3
-
-
-class Forward(Model):
-    """Return more results, which only have to exist."""
-
-    def __call__(self, inputs: list[Any]) -> list[Any]:
-        outputs = super().__call__(inputs)
-        if self.cuda.capturing is None:
-            return outputs + [outputs[0].clone() for _ in range(RESULTS - 1)]
-        return outputs + [self.cuda.allocate(COUNT) for _ in range(RESULTS - 1)]
 
 
 class Backward(Model):
@@ -35,15 +25,9 @@ class Backward(Model):
 
 def training_of(cuda: CudaOnCpu) -> Training:
     """A training loop with many saved results, after all inputs are proven."""
-    training = Training(Forward(cuda), Backward(cuda), saved=RESULTS)
-    for start in range(40):
-        training.step(start)
-    slow_reasons(training)
+    training = Training(Model(cuda, results=RESULTS), Backward(cuda), saved=RESULTS)
+    settle(training.step, *training.both)
     return training
-
-
-def slow_reasons(training: Training) -> list[str]:
-    return [*training.forward.slow_reasons(), *training.backward.slow_reasons()]
 
 
 def test_dead_results_are_not_checked_one_by_one(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +37,7 @@ def test_dead_results_are_not_checked_one_by_one(cuda_on_cpu: CudaOnCpu, monkeyp
     monkeypatch.setattr(liveness, "_references", lambda values, at: (asked.append(at), references(values, at))[1])
     for start in range(4):
         training.step(start)
-    assert slow_reasons(training) == []
+    assert slow_reasons(*training.both) == []
     assert set(asked) <= {0}, "the gradient, the only result of the backward, is asked about alone"
 
 
@@ -70,26 +54,18 @@ HOLDS: dict[str, Callable[[list[torch.Tensor]], Any]] = {
 def test_one_live_result_of_many_takes_the_slow_path(cuda_on_cpu: CudaOnCpu, held: str) -> None:
     training = training_of(cuda_on_cpu)
     seen = training.step(1, look=HOLDS[held])
-    assert reasons.INPUT_STILL_HELD in slow_reasons(training), "the backward would write over it"
+    assert reasons.INPUT_STILL_HELD in slow_reasons(*training.both), "the backward would write over it"
     del seen
-    for start in range(8):
-        training.step(start)
-    slow_reasons(training)
-    for start in range(4):
-        training.step(start)
-    assert slow_reasons(training) == []
+    settle(training.step, *training.both, calls=8)
 
 
 def test_recreated_result_is_checked_with_the_others(cuda_on_cpu: CudaOnCpu) -> None:
     training = training_of(cuda_on_cpu)
     training.step(1, look=lambda saved: saved[3].unsqueeze_(0).dim())
-    slow_reasons(training)
     assert training.step(2, look=lambda saved: saved[3].shape) == (COUNT,)
-    for start in range(4):
-        training.step(start)
-    assert slow_reasons(training) == []
+    settle(training.step, *training.both, calls=3)
     seen = training.step(1, look=lambda saved: saved[3])
-    assert reasons.INPUT_STILL_HELD in slow_reasons(training) and seen.shape == (COUNT,)
+    assert reasons.INPUT_STILL_HELD in slow_reasons(*training.both) and seen.shape == (COUNT,)
 
 
 def test_reference_counts_match_stocks_current_references(cuda_on_cpu: CudaOnCpu) -> None:

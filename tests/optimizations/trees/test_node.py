@@ -16,7 +16,6 @@ from simulated_gpu.allocator import aligned
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import COUNT, KNOWN, Compiled, Model, check, nodes, values
 from threads import in_threads
-from torch.autograd import forward_ad
 
 from optimizations import torch_internals
 from optimizations.graph.plan import Choice
@@ -247,16 +246,6 @@ def test_parameter_that_is_written_is_never_copied(cuda_on_cpu: CudaOnCpu, share
     assert all(2 not in {one.index for one in report.inputs} for report in compiled.reports)
     assert any(1 in {one.index for one in report.inputs} for report in compiled.reports) is not shared
     assert set(compiled.uncaptured()) == {reasons.INPUT_KEEPS_MOVING}
-
-
-def test_derivative_in_forward_mode_is_refused_before_recording(cuda_on_cpu: CudaOnCpu) -> None:
-    """A failed recording runs without a graph, and the generated code would drop the derivative."""
-    compiled, w = Compiled(Model(cuda_on_cpu)), values(2)
-    check(compiled, w, calls=1)
-    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward AD"):
-        compiled(forward_ad.make_dual(values(1), values(5)), values(3), w)
-    check(compiled, w, calls=3)
-    assert len(compiled.reports) == 1 and not compiled.functions[0].uncaptured()
 
 
 @pytest.mark.usefixtures("weights_let_go")

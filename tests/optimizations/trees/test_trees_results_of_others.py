@@ -162,14 +162,6 @@ def test_permanently_live_results_get_their_own_pool(cuda_on_cpu: CudaOnCpu) -> 
     assert torch.equal(kept, 2 * values(1) + values(2) * WEIGHT)
 
 
-class Twice(Model):
-    """Its result twice."""
-
-    def __call__(self, inputs: list[Any]) -> list[Any]:
-        again = list(inputs)
-        return [*super().__call__(inputs), *super().__call__(again)]
-
-
 class SavesOne(torch.autograd.Function):
     """A function whose second result is saved for a backward that never runs."""
 
@@ -187,7 +179,7 @@ class SavesOne(torch.autograd.Function):
 @pytest.mark.parametrize("lean", [True, False])
 def test_results_of_a_pending_backward_are_awaited_once(cuda_on_cpu: CudaOnCpu, lean: bool) -> None:
     """A released result keeps what its backward would read, and every call makes new ones."""
-    compiled = Compiled(Twice(cuda_on_cpu), outputs=2, is_inference=False, lean=lean)
+    compiled = Compiled(Model(cuda_on_cpu, results=2), outputs=2, is_inference=False, lean=lean)
     leaf = torch.ones(1, requires_grad=True)
 
     def call(stream: int) -> tuple[set[int], int]:

@@ -41,7 +41,7 @@ class Model:
 
     `code` is what is known of it as a generated function: by default that products alone use its inputs.
     `hides_y`: the kernel finds y's address in memory of its own. `reuses_x`: the output takes the memory of x's
-    placeholder, as the allocator has it when x is dead.
+    placeholder, as the allocator has it when x is dead. `results`: so many are returned; others only have to exist.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Model:
         writes_w: bool = False,
         hides_y: bool = False,
         reuses_x: bool = False,
+        results: int = 1,
         code: GeneratedCode | None = None,
     ) -> None:
         self.cuda = cuda
@@ -61,6 +62,7 @@ class Model:
         self.writes_w = writes_w
         self.hides_y = hides_y
         self.reuses_x = reuses_x
+        self.others = range(results - 1)
         self.code = code or (HIDES_Y if hides_y else KNOWN)
         self.runs: list[str] = []
         self.body = Function("body", (8, 8, 8, 8), self._body)
@@ -99,7 +101,8 @@ class Model:
                 second = table.data_ptr()
             pointers = [word(address) for address in (x.data_ptr(), second, w.data_ptr(), out.data_ptr())]
             self.cuda.driver.add_node(self.cuda.capturing.graph, Node("KERNEL", self.body, pointers))
-        return [out, x] if self.returns_x else [out]
+        others = [out.clone() if self.cuda.capturing is None else self.cuda.allocate(COUNT) for _ in self.others]
+        return [out, x, *others] if self.returns_x else [out, *others]
 
 
 def own_container(device_index: int) -> EncoreContainer:
@@ -171,6 +174,7 @@ class Training:
         self.w = values(7)
         self.forward = Compiled(forward, outputs=saved, is_inference=False, lean=lean)
         self.backward = Compiled(backward, inputs=2 + saved, is_inference=False, is_backward=True, lean=lean)
+        self.both = self.forward, self.backward
 
     def step(
         self,
@@ -190,6 +194,20 @@ class Training:
             (gradient,) = self.backward.function(given)
             assert torch.equal(gradient, 2 * tangent + expected * self.w)
         return seen
+
+
+def slow_reasons(*functions: Compiled) -> list[str]:
+    """Why calls of these functions took the slow path since the last query."""
+    return [reason for function in functions for reason in function.slow_reasons()]
+
+
+def settle(iteration: Callable[[int], Any], *functions: Compiled, calls: int = 40) -> None:
+    """Run this iteration until all its calls take the fast path."""
+    for start in range(calls):
+        iteration(start)
+    slow_reasons(*functions)
+    iteration(calls)
+    assert slow_reasons(*functions) == []
 
 
 def nodes() -> list[EncoreNode]:
