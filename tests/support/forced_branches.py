@@ -41,7 +41,6 @@ def force_if_asked(patch: Callable[[Any, str, Any], object] = setattr) -> None:
     It is for compiled functions, and for steps and callables without the option.
     """
     if os.environ.get(VARIABLE) == BRANCHES:
-        import optimizations
         from optimizations.capture import device
         from optimizations.concurrency import launch_log
         from optimizations.in_place import budget
@@ -49,9 +48,6 @@ def force_if_asked(patch: Callable[[Any, str, Any], object] = setattr) -> None:
 
         patch(node, "Race", BranchesAtOnce)
         patch(device, "Race", BranchesAtOnce)
-        functions: Any = optimizations.graph_step, optimizations.graph_callables
-        for function in functions:
-            patch(function, "__kwdefaults__", {**(function.__kwdefaults__ or {}), "concurrency": "auto"})
         patch(launch_log, "LEAST_WIDTH", 0.0)
         patch(budget, "MOST_WORK", 1e9)
         patch(budget, "FEWEST_REPLAYS", 1)

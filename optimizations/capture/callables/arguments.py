@@ -19,7 +19,7 @@ from optimizations.capture.step.options import HOST_DRAWS, require_one_of
 from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.source_lines import last_word
 from optimizations.capture.step.user_code import all_names, with_inner
-from optimizations.options import CONCURRENCY, Concurrency
+from optimizations.options import Concurrency
 from optimizations.report.steps import Refusal
 
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
@@ -30,7 +30,7 @@ Plan = Sequence[Sequence[tuple[Sample, int]]]
 """For each callable its samples, and how many pairs of graphs are made for each."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Options:
     """Hold the checked options of `graph_callables`.
 
@@ -38,10 +38,10 @@ class Options:
         ValueError: an option is wrong; the message says what is allowed.
     """
 
-    outputs: Literal["static", "copied"] = "static"
-    share_io: bool = False
-    host_draws: Literal["refused", "unused"] = "refused"
-    concurrency: Concurrency = CONCURRENCY
+    outputs: Literal["static", "copied"]
+    share_io: bool
+    host_draws: Literal["refused", "unused"]
+    concurrency: Concurrency
 
     def __post_init__(self) -> None:
         require_one_of("outputs", self.outputs, ("static", "copied"))

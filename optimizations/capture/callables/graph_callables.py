@@ -79,9 +79,35 @@ class _Variant:
 
 
 class GraphedCallables(Sequence[Callable[..., Any]]):
-    """Hold the graphed callables that `graph_callables` returns, in the order in which they were passed.
+    """Return modules and functions, each with forward and backward CUDA graphs for the micro-batches of a schedule.
 
-    The arguments are those of `graph_callables`. `device`: the GPU of the samples, unless it is given.
+    It is a sequence of the callables: modules as they are, which run their graphs from now on wherever they stand in a
+    model, and functions as new ones. A call runs as it is where no graph fits its arguments, its mode or what it uses,
+    or where the backwards of earlier calls still need the graphs' memory. So do calls without gradients, such as
+    validation. `.report()` lists the graphs, `.end_iteration()` ends the first iteration of a program without an
+    optimizer, `.close()` frees the graphs.
+
+    Args:
+        callables: a module or function, or a list of them.
+        sample_args: a tuple of arguments for each, nests of tensors on the GPU; or one sequence of tensors for all.
+            Default: samples and order are found in the first iteration, which runs as it is and ends when an optimizer
+            of PyTorch's has made its step.
+        order: forwards as 1, 2, ..., their backwards as -1, -2, ..., micro-batch after micro-batch, as
+            `[1, 1, 2, -2, -1, 2, -2, -1]`; numbers stand for the entries of `callables`. It tells how many
+            micro-batches are alive at one time. Default: one.
+        sample_kwargs: keyword arguments of each, where it is called with such.
+        outputs: "static" returns results where the graph writes them, and gives live ones memory of their own before
+            the next launch; "copied" copies all of them.
+        share_io: a callable reads the results of the one before where they lie, and copies none.
+        host_draws: as of `graph_step`.
+        concurrency: as of `graph_step`, for each of the graphs.
+        device: the GPU of the samples. Tests simulate one.
+
+    Raises:
+        WrongOrder: no training loop can follow `order`.
+        ValueError, TypeError: an argument is wrong; the message says what is allowed.
+        StepRefused: a graph could not repeat what a callable does; nothing was recorded. Without samples it is raised
+            by the first call after the first iteration, and later calls run as they are.
     """
 
     def __init__(
@@ -91,10 +117,14 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         *,
         order: Sequence[int] | None = None,
         sample_kwargs: Sequence[Mapping[str, Any]] | None = None,
+        outputs: Literal["static", "copied"] = "static",
+        share_io: bool = False,
+        host_draws: Literal["refused", "unused"] = "refused",
+        concurrency: Concurrency = CONCURRENCY,
         device: Device | None = None,
-        **options: Any,
     ) -> None:
-        self._options, self._callables = Options(**options), listed(callables)
+        torch_internals.require_supported()
+        self._options, self._callables = Options(outputs, share_io, host_draws, concurrency), listed(callables)
         count = len(self._callables)
         self._first: FirstIteration | None = None
         plan: Plan = ()
@@ -245,57 +275,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         warnings.warn(f"callable {number} runs without its graphs: {reason}{more}", stacklevel=4)
 
 
-def graph_callables(
-    callables: Any,
-    sample_args: Sequence[Any] | None = None,
-    *,
-    order: Sequence[int] | None = None,
-    sample_kwargs: Sequence[Mapping[str, Any]] | None = None,
-    outputs: Literal["static", "copied"] = "static",
-    share_io: bool = False,
-    host_draws: Literal["refused", "unused"] = "refused",
-    concurrency: Concurrency = CONCURRENCY,
-) -> GraphedCallables:
-    """Return modules and functions, each with forward and backward CUDA graphs for the micro-batches of a schedule.
-
-    Returns a sequence of the callables: modules as they are, which run their graphs from now on wherever they stand in
-    a model, and functions as new ones. A call runs as it is where no graph fits its arguments, its mode or what it
-    uses, or where the backwards of earlier calls still need the graphs' memory. So do calls without gradients, such as
-    validation. `.report()` lists the graphs, `.end_iteration()` ends the first iteration of a program without an
-    optimizer, `.close()` frees the graphs.
-
-    Args:
-        callables: a module or function, or a list of them.
-        sample_args: a tuple of arguments for each, nests of tensors on the GPU; or one sequence of tensors for all.
-            Default: samples and order are found in the first iteration, which runs as it is and ends when an optimizer
-            of PyTorch's has made its step.
-        order: forwards as 1, 2, ..., their backwards as -1, -2, ..., micro-batch after micro-batch, as
-            `[1, 1, 2, -2, -1, 2, -2, -1]`; numbers stand for the entries of `callables`. It tells how many
-            micro-batches are alive at one time. Default: one.
-        sample_kwargs: keyword arguments of each, where it is called with such.
-        outputs: "static" returns results where the graph writes them, and gives live ones memory of their own before
-            the next launch; "copied" copies all of them.
-        share_io: a callable reads the results of the one before where they lie, and copies none.
-        host_draws: as of `graph_step`.
-        concurrency: as of `graph_step`, for each of the graphs.
-
-    Raises:
-        WrongOrder: no training loop can follow `order`.
-        ValueError, TypeError: an argument is wrong; the message says what is allowed.
-        StepRefused: a graph could not repeat what a callable does; nothing was recorded. Without samples it is raised
-            by the first call after the first iteration, and later calls run as they are.
-    """
-    torch_internals.require_supported()
-    return GraphedCallables(
-        callables,
-        sample_args,
-        order=order,
-        sample_kwargs=sample_kwargs,
-        outputs=outputs,
-        share_io=share_io,
-        host_draws=host_draws,
-        concurrency=concurrency,
-    )
+graph_callables = GraphedCallables
 
 
 def release_callables() -> None:
