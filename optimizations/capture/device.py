@@ -48,7 +48,7 @@ class Device:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self._streams = SideStreams(index)
+        self.streams = SideStreams(index)
         self._launched_on: int | None = None
         self._entered = threading.local()
 
@@ -79,21 +79,6 @@ class Device:
         self._launched_on = stream
         return True
 
-    @property
-    def _stream(self) -> torch.cuda.Stream:
-        return self._streams.current
-
-    def ready(self) -> bool:
-        """Prepare the side stream before a capture.
-
-        Return False if it was replaced by a different one, on which nothing was warmed up.
-        """
-        return self._streams.ready()
-
-    def keeps_workspace(self) -> bool:
-        """Return whether cuBLAS, in this thread and on the current stream, uses a workspace that is kept for graphs."""
-        return self._streams.keeps_workspace()
-
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether the tensor is on the device."""
         return tensor.device.type == "cuda"
@@ -106,11 +91,11 @@ class Device:
     def warming_up(self) -> Iterator[None]:
         """Run the block on the side stream of captures, ordered with the current stream before and after."""
         with contextlib.suppress(RuntimeError):  # the call runs in any case; `ready` raises this before a capture
-            self._streams.ready()
-        stream = self._stream
+            self.streams.ready()
+        stream = self.streams.current
         with torch.cuda.device(self.index), at_rest():
             outside = torch.cuda.current_stream()
-            self._streams.follow()
+            self.streams.follow()
             try:
                 with torch.cuda.stream(stream):
                     yield
@@ -133,7 +118,7 @@ class Device:
 
     def pool_bytes(self, pool: Any) -> int:
         """Return the bytes of memory that a pool holds."""
-        return sum(memory.size_bytes for memory in self.pool_ranges(pool))
+        return sum(memory.size_bytes for memory in pool_memory(pool))
 
     def free_bytes(self) -> int | None:
         """Return the memory that an uncaptured call may allocate; None if unknown."""
@@ -149,12 +134,12 @@ class Device:
     def capturing(self, graph: Any, pool: Any) -> Iterator[None]:
         """Capture the block; its work of the GPU is not executed."""
         with torch.cuda.device(self.index), uncollected(), at_rest():
-            outside = torch.cuda.current_stream()
+            outside, stream = torch.cuda.current_stream(), self.streams.current
             broken = True
             try:
                 with (
-                    in_order(self._stream),
-                    torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"),
+                    in_order(stream),
+                    torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
                 ):
                     yield
                 graph.instantiate()
@@ -163,7 +148,7 @@ class Device:
                 torch.cuda.set_stream(outside)
                 if broken:
                     in_cusolver = failed_in_cusolver(sys.exc_info()[1])
-                    end_failed_capture(self.index, pool, self._stream, in_cusolver=in_cusolver)
+                    end_failed_capture(self.index, pool, stream, in_cusolver=in_cusolver)
 
     def make_room(self, size_bytes: int) -> None:
         """Reserve a free block of this size in the pool of the current capture, if there is enough memory."""
@@ -179,7 +164,7 @@ class Device:
         """Return the number of nodes of the graph that is being captured."""
         from cuda.bindings import driver
 
-        return captured_nodes(driver, driver.CUstream(self._stream.cuda_stream))
+        return captured_nodes(driver, driver.CUstream(self.streams.current.cuda_stream))
 
     def read(self, graph: Any) -> CapturedGraph:
         """Return a captured graph as a record, nodes in the order in which they were captured."""
@@ -198,17 +183,10 @@ class Device:
 
         return Branches(log, graph, driver, Race, functools.partial(mark, self.index))
 
-    def workspace_ranges(self) -> Sequence[MemoryRange]:
-        """Return the memory of the cuBLAS workspaces that captures use."""
-        return self._streams.workspaces()
-
-    def pool_ranges(self, pool: Any) -> Sequence[MemoryRange]:
-        """Return the memory that a pool holds."""
-        return pool_memory(pool)
-
-    def used_ranges(self, pool: Any) -> Sequence[MemoryRange]:
-        """Return the memory of a pool that tensors use."""
-        return used_memory(pool)
+    def memory(self, pool: Any) -> tuple[list[MemoryRange], list[MemoryRange]]:
+        """Return the memory that a pool holds, and what of it tensors use, both with the cuBLAS workspaces."""
+        workspaces = self.streams.workspaces()
+        return [*pool_memory(pool), *workspaces], [*used_memory(pool), *workspaces]
 
     def default_generator(self) -> torch.Generator:
         """Return the default random generator of the device."""

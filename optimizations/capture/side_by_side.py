@@ -56,11 +56,10 @@ def side_by_side(device: Device, graph: Any, pool: Any, log: LaunchLog | None) -
         return SideBySide(chain=HAS_COLLECTIVES)
     branches = None
     try:
-        workspaces = device.workspace_ranges()
-        log.never_freed = [one.span for one in (*device.used_ranges(pool), *workspaces)]
-        memory = [one.span for one in (*device.pool_ranges(pool), *workspaces)]
+        memory, used = device.memory(pool)
+        log.never_freed = [one.span for one in used]
         branches = device.branches(graph, log)
-        branches.prepare(device.read(graph), memory)
+        branches.prepare(device.read(graph), [one.span for one in memory])
     except Exception as error:
         if branches is None:
             return SideBySide(chain=one_line(error))

@@ -68,7 +68,7 @@ def make_slots(
                     if outputs and any(slot.differentiable):
                         _backward(one, slot, outputs, gradients if several else None)
                 del outputs  # they reference memory of the pool
-        if not device.ready():
+        if not device.streams.ready():
             raise StepRefused(FREED_MEANWHILE)
     return variants
 
@@ -86,7 +86,7 @@ def _capturing(
 
     Yield the record of writes to tensors that the callable reaches and to `others`, and the observer.
     """
-    if not variant.device.ready() and not is_first:  # a backward has to be on the stream of its forward
+    if not variant.device.streams.ready() and not is_first:  # a backward has to be on the stream of its forward
         raise StepRefused(FREED_MEANWHILE)
     writes = Writes([*variant.state.tensors.values(), *others], compiled=variant.state.compiled)
     try:

@@ -87,7 +87,7 @@ class Variant:
             around: the context of the warm-up or capture.
         """
         device, state = self.device, self.state
-        observer = Observer(device.holds, {}, forbid=forbid, keeps_workspace=device.keeps_workspace)
+        observer = Observer(device.holds, {}, forbid=forbid, keeps_workspace=device.streams.keeps_workspace)
         observer.in_region = False  # autocast's cached casts are cleared before each run
         observer.before_write = before_write
         observer.as_captured = self.as_captured

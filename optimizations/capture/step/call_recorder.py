@@ -332,7 +332,7 @@ class CallRecorder:
             )
             return self._refuse_and_run(key, refusal, call)
         try:
-            if not device.ready():  # the last observed call was on another stream
+            if not device.streams.ready():  # the last observed call was on another stream
                 return self._observe(key, call, progress)
         except RuntimeError as not_ready:
             return self._refuse_and_run(key, why(not_ready), call)

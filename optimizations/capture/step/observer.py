@@ -75,7 +75,7 @@ class Observer(torch_internals.TorchDispatchMode):
 
     Args:
         known: names of tensors that live throughout the call, by the addresses of their storages.
-        keeps_workspace: see `Device`.
+        keeps_workspace: see `SideStreams`.
     """
 
     def __init__(

@@ -112,7 +112,7 @@ def new_observer(
     device: Device, call: Call, batch: Sequence[torch.Tensor], rates: LearningRates, **settings: Any
 ) -> Observer:
     """Return an observer of a call with this batch. `settings` are those of `Observer`."""
-    observer = Observer(device.holds, call.known(batch), keeps_workspace=device.keeps_workspace, **settings)
+    observer = Observer(device.holds, call.known(batch), keeps_workspace=device.streams.keeps_workspace, **settings)
     observer.rates = rates.storages()
     return observer
 

@@ -200,7 +200,7 @@ def capture(
                 returned = step(*args, **kwargs)
             of_kernels, observer.log, observer.before_write = given_to_kernels(log), None, None
         changes = list(call.state.changes(snapshot))
-    if not device.ready():
+    if not device.streams.ready():
         raise StepDiffers(FREED_MEANWHILE)
     _check(observer, seen, flatten(returned, []), changes)
     if contents(args, kwargs) != given:

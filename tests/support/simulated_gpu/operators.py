@@ -138,6 +138,7 @@ class CpuDevice(Device):
     has_own_random = False
 
     race: Any = BranchesAtOnce
+    streams: Any = property(lambda device: device)
 
     free: int | None = -1
     """Memory for audits: none, so that tests which count replays have no audited calls among them."""
@@ -285,20 +286,15 @@ class CpuDevice(Device):
         driver: Any = CpuEdges
         return Branches(log, graph, driver, self.race, object)
 
-    def workspace_ranges(self) -> Sequence[MemoryRange]:
-        return self.workspaces
-
-    def pool_ranges(self, pool: Any) -> Sequence[MemoryRange]:
-        return [
+    def memory(self, pool: Any) -> tuple[list[MemoryRange], list[MemoryRange]]:
+        """Return the memory of the pool, and every place there is: all that is made later may lie there."""
+        made = [
             MemoryRange(address=address, size_bytes=storage.nbytes())
             for graph in self.graphs
             for address, storage in graph.made.items()
             if storage.nbytes()
         ]
-
-    def used_ranges(self, pool: Any) -> Sequence[MemoryRange]:
-        """Every place there is: all that is made later may lie there."""
-        return [MemoryRange(address=1, size_bytes=2**63)]
+        return [*made, *self.workspaces], [MemoryRange(address=1, size_bytes=2**63), *self.workspaces]
 
     def default_generator(self) -> torch.Generator:
         return torch.default_generator
