@@ -22,9 +22,6 @@ class CopiedInputs:
     An input that is passed twice has one placeholder. If elements of an input overlap (an expanded tensor), its memory
     is copied once, and the elements of the placeholder overlap equally. Inputs at the indices `in_place` have no
     placeholder: the recording runs on them and keeps them alive. Calls are replayed while these inputs do not move.
-
-    Attributes:
-        sizes: the bytes of each input, 0 of those without a placeholder.
     """
 
     def __init__(self, inputs: Sequence[torch.Tensor], in_place: Collection[int] = ()) -> None:
@@ -33,13 +30,12 @@ class CopiedInputs:
             if id(tensor) not in first:
                 first[id(tensor)] = _like(tensor)
         self.in_place = sorted(in_place)
-        self.sizes = [0 if index in in_place else size_bytes(one) for index, one in enumerate(inputs)]
         self._addresses = [inputs[index].data_ptr() for index in self.in_place]
         self.recording_inputs = [first[id(tensor)] for tensor in inputs]
         copied = [
             index
             for index, first_index in enumerate(alias_pattern(inputs))
-            if first_index == index and self.sizes[index] and self.recording_inputs[index] is not inputs[index]
+            if first_index == index and size_bytes(inputs[index]) and self.recording_inputs[index] is not inputs[index]
         ]
         self._copied = [(index, overlaps(inputs[index])) for index in copied]
         pairs = [(self.recording_inputs[index], once) for index, once in self._copied]

@@ -102,7 +102,6 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "data_ptrs_equal": "torch:_C._tensors_data_ptrs_at_indices_equal",
         "set_cached_tensors_enabled": "torch._inductor.cudagraph_trees:_set_cached_tensors_enabled",
         "new_over": "torch:Tensor._make_subclass",
-        "empty_strided_cuda": "torch._C._dynamo.guards:_empty_strided_cuda",
         "current_device": "torch._C:_cuda_getDevice",
         "current_raw_stream": "torch._C:_cuda_getCurrentRawStream",
         "begin_allocating": "torch._C:_cuda_beginAllocateCurrentThreadToPool",

@@ -33,7 +33,7 @@ from optimizations.capture.step.observer import Observer, StepRefused, storage
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.recording import FREED_MEANWHILE
 from optimizations.capture.step.tensor_marks import TensorMarks
-from optimizations.capture.step.written_memory import Writes, WrittenMemory
+from optimizations.capture.step.written_memory import Writes, storages
 from optimizations.torch_internals.autograd_graph import depending_on
 
 
@@ -150,7 +150,7 @@ def _forward(variant: Variant, index: int, slots: Sequence[Slot]) -> tuple[Slot,
             for one in state.tensors.values()
             if one.layout is torch.strided and not one.is_inference() and storage(one) in variant.saved
         ],
-        written_memory=WrittenMemory([tensor for tensor in state.tensors.values() if writes.include(tensor)]),
+        written=storages([tensor for tensor in state.tensors.values() if writes.include(tensor)]),
     )
     return slot, [result for result, takes in zip(results, takes_part, strict=True) if takes]
 

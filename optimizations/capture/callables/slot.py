@@ -28,7 +28,7 @@ from optimizations.capture.callables.results import StaticResults
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.side_by_side import RacedGraph
 from optimizations.capture.signature import replaced
-from optimizations.capture.step.written_memory import WrittenMemory
+from optimizations.capture.step.observer import storage
 from optimizations.torch_internals.autograd_graph import leads_to_hooks
 
 
@@ -49,7 +49,7 @@ class Slot:
         nest: the structure that the callable returned; its tensors are those of the inputs and results at `order`.
         differentiable: which results are differentiable.
         in_place: whether the tensors that the graphs read have their recorded addresses.
-        written_memory: memory that the forward writes.
+        written: storages that the forward writes.
         read_back: parameters and buffers whose values the backward reads.
         tangents: tensors from which the backward reads the gradients of results.
         gradients: the gradients that it computes of inputs and parameters; None for those without one.
@@ -66,7 +66,7 @@ class Slot:
     results: StaticResults
     differentiable: list[bool]
     read_back: Sequence[torch.Tensor]
-    written_memory: WrittenMemory
+    written: set[int]
     backward: RacedGraph | None = None
     tangents: list[torch.Tensor] = field(default_factory=list)
     gradients: list[torch.Tensor | None] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Slot:
 
     def refused(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """Return why the forward cannot be launched; None if it can. Move results that are still referenced."""
-        if self.written_memory.holds_one_of(inputs):
+        if self.written and not self.written.isdisjoint(map(storage, inputs)):
             return ARGUMENT_WRITTEN
         if not self.results.move_out():
             self.results.copied = True

@@ -32,43 +32,28 @@ SPARSE = Refusal(
 
 
 class Arguments:
-    """Store the structure, metadata and settings of a recording's arguments."""
+    """Store the structure, metadata and settings of a recording's arguments.
+
+    The check of metadata in C++ includes dispatch keys.
+    """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors: list[torch.Tensor] = []
         self._structure = flatten((args, kwargs), tensors)
-        self._only_tensors = not kwargs and all(isinstance(one, torch.Tensor) for one in args)
-        only = args[0] if len(args) == 1 and not kwargs and type(args[0]) is dict else {}
-        self._keys = list(only) if only and all(isinstance(one, torch.Tensor) for one in only.values()) else None
         self._aliases = alias_pattern(tensors)
-        self._distinct = sorted(set(self._aliases))
-        self.renew(tensors)
-
-    def renew(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Store the current settings: grad mode, autocast, default dtype and others.
-
-        `tensors` are of a call with the same signature: the check in C++ includes settings such as autocast.
-        """
-        self._same_metadata = same_metadata([tensors[index] for index in self._distinct])
+        self._same_metadata = same_metadata(_distinct(tensors))
         self._settings = ambient()
-
-    def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
-        """Return the values at the places of tensors; None if the structure differs."""
-        if self._only_tensors and not kwargs:
-            return [*args]
-        if self._keys is not None and len(args) == 1 and not kwargs and type(args[0]) is dict:
-            return [*args[0].values()] if list(args[0]) == self._keys else None
-        found: list[torch.Tensor] = []
-        return found if flatten((args, kwargs), found) == self._structure else None
 
     def tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
         """Return the tensors of a call that has the recording's signature; None if it may have a different one."""
-        found = compared = self._taken(args, kwargs)
-        if found is not None and len(self._distinct) < len(self._aliases):
-            compared = [found[index] for index in self._distinct] if alias_pattern(found) == self._aliases else None
-        if compared is None or not self._same_metadata(compared):
+        found: list[torch.Tensor] = []
+        if flatten((args, kwargs), found) != self._structure or alias_pattern(found) != self._aliases:
             return None
-        return found if ambient() == self._settings else None
+        return found if self._same_metadata(_distinct(found)) and ambient() == self._settings else None
+
+
+def _distinct(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return list({id(tensor): tensor for tensor in tensors}.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,6 @@ class CallRecorder:
             self._plan.by_kind.clear()  # these values distinguish no calls any more
         for recording in self.recordings.of(key):  # containers may have been replaced by equal ones
             if recording.fits(tensors, state):
-                recording.arguments.renew(tensors)
                 self.recordings.comes_first(recording)
                 return self._replay_or_audit(recording, args, kwargs, tensors)
         self._plan.forget_gone()

@@ -6,13 +6,10 @@ each dtype.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from optimizations import torch_internals
 from optimizations.capture.inputs import copy_all, is_plain
 from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step.observer import StepRefused
@@ -42,13 +39,12 @@ class Outputs:
         self._nest = returned if not tensors else replaced(returned, iter([tensor.detach() for tensor in tensors]))
         made = {id(tensor): tensor.detach() for tensor in tensors}
         self.copied, places = list(made.values()), {key: place for place, key in enumerate(made)}
-        self._fresh_copies = list(map(_allocator, self.copied))
         self._plan = [places[id(tensor)] for tensor in tensors]
         self._single = len(tensors) == 1 and tensors[0] is returned
 
     def prepare(self) -> list[torch.Tensor]:
         """Allocate tensors for the next launch's results, before the launch, because this may run out of memory."""
-        return [allocate() for allocate in self._fresh_copies]
+        return [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device) for one in self.copied]
 
     def copy_out(self, fresh: list[torch.Tensor]) -> None:
         """Copy results to `fresh`, directly after the launch, before gradients are published."""
@@ -63,14 +59,3 @@ class Outputs:
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is strided and dense, without lazy conjugation, negation or quantization."""
     return is_plain(tensor) and not (is_lazy_view(tensor) or tensor.is_quantized)
-
-
-def _allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Return a function that allocates a tensor with the shape, strides and dtype of another one.
-
-    With one GPU no dispatcher is needed: PyTorch's function for generated code allocates on the current device.
-    """
-    shape, stride = tuple(like.shape), like.stride()
-    if like.device.type == "cuda" and torch.cuda.device_count() == 1:
-        return functools.partial(torch_internals.empty_strided_cuda, shape, stride, like.dtype)
-    return functools.partial(torch.empty_strided, shape, stride, dtype=like.dtype, device=like.device)

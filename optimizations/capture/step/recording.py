@@ -29,7 +29,7 @@ from optimizations.capture.step.progress import Progress
 from optimizations.capture.step.random_states import CHECKPOINT_DRAWS
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.watch import Watch
-from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_writes
+from optimizations.capture.step.written_memory import Writes, storages
 from optimizations.concurrency.launch_log import MADE_OF_OTHERS, LaunchLog
 from optimizations.graph.memory import size_bytes
 from optimizations.options import Concurrency
@@ -44,7 +44,7 @@ class Recording:
     Attributes:
         pool: its memory pool.
         mutated: tensors whose versions it increments.
-        written_memory: memory of all tensors that it writes.
+        written: storages of all tensors that it writes.
         kept: tensors that it reads, which are kept alive.
         signature: shapes and dtypes of its inputs, as text.
         pool_bytes: growth of the pool by its capture.
@@ -59,7 +59,7 @@ class Recording:
     watch: Watch
     outputs: Outputs
     mutated: list[torch.Tensor]
-    written_memory: WrittenMemory
+    written: set[int]
     kept: list[torch.Tensor]
     signature: str
     pool_bytes: int
@@ -104,8 +104,8 @@ class Recording:
         return unchanged and self.gradients.fit()
 
     def shares(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether an input that is copied overlaps memory that the step writes."""
-        return self.written_memory.holds_one_of(tensors, self.inputs.sizes)
+        """Return whether an input that is copied shares memory that the step writes."""
+        return not self.written.isdisjoint(map(storage, tensors))
 
     def is_over(self, state: HostState | None) -> bool:
         """Return whether the recording can never be used again: a tensor that it reads was replaced or moved.
@@ -211,7 +211,7 @@ def capture(
     after = gradients(call.parameters)
     uses = _uses_of(device, graph, observer, of_kernels, call.before, after, writes.include)
     gradients_of_call = {id(one) for one in [*call.before, *after] if one is not None}
-    unread = _storages(old for old, use in zip(call.before, uses, strict=True) if use is Use.DROPPED)
+    unread = storages(old for old, use in zip(call.before, uses, strict=True) if use is Use.DROPPED)
     kept = [
         tensor
         for address, reference in observer.read.items()
@@ -222,8 +222,13 @@ def capture(
     ]
     mutated = [tensor for tensor in call.state.tensors.values() if writes.include(tensor)]
     added_to = [old for old, new in zip(call.before, after, strict=True) if new is not None and old is new]
-    written = WrittenMemory([*mutated, *added_to])
-    refuse_writes(call.tensors, call.labels, placeholders, writes.include, written)
+    written = storages([*mutated, *added_to])
+    for tensor, label, placeholder in zip(call.tensors, call.labels, placeholders, strict=True):
+        if writes.include(placeholder):
+            raise StepRefused(_writes_into(label, placeholder))
+        if storage(tensor) in written:
+            reason = f"writes into a tensor, which shares memory with {label}"
+            raise StepRefused(Refusal(reason, "pass a copy (`clone()`) of the argument"))
     reads = _reads_of(device, graph, observer, call)
     known = call.known(placeholders)
     unknown = [tensor for tensor in kept if storage(tensor) not in known]
@@ -245,7 +250,7 @@ def capture(
         watch=watch,
         outputs=outputs,
         mutated=[tensor for tensor in mutated if writes.counted(tensor) or tensor.is_inference()],
-        written_memory=written,
+        written=written,
         kept=kept,
         arguments=Arguments(call.args, call.kwargs),
         trace=observer.operations,
@@ -285,11 +290,7 @@ def _uses_of(
             found.append(Use.NEEDED if writes(old) else Use.LEFT_ALONE)
     for unread in (Use.DROPPED, Use.LEFT_ALONE):
         these = [one for one, use in zip(before, found, strict=True) if use is unread]
-        if given is None:
-            is_read = device.mentions(graph, memory(these))
-        else:
-            is_read = not given.isdisjoint(_storages(these) - {0})
-        if is_read:
+        if device.mentions(graph, memory(these)) if given is None else not given.isdisjoint(storages(these)):
             found = [Use.NEEDED if use is unread else use for use in found]
     return found
 
@@ -364,5 +365,9 @@ def _check(
         raise StepRefused(changes[0])
 
 
-def _storages(tensors: Any) -> set[int]:
-    return {storage(tensor) for tensor in tensors if tensor is not None}
+def _writes_into(label: str, placeholder: torch.Tensor) -> Refusal:
+    """Return the refusal of a write into the argument of this name, whose copy is `placeholder`."""
+    return Refusal(
+        f"{'may write' if placeholder.is_inference() else 'writes'} into {label}, of which a graph has a copy",
+        "write into a copy (`clone()`), or keep what is written in an attribute or a buffer",
+    )
