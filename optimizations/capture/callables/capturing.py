@@ -32,8 +32,7 @@ from optimizations.capture.signature import OTHER_RESULT, alias_pattern, flatten
 from optimizations.capture.step.observer import Observer, StepRefused, storage
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.recording import FREED_MEANWHILE
-from optimizations.capture.step.tensor_marks import TensorMarks
-from optimizations.capture.step.written_memory import Writes, storages
+from optimizations.capture.step.tensor_marks import TensorMarks, Writes, storages
 from optimizations.torch_internals.autograd_graph import depending_on
 
 

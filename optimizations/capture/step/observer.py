@@ -46,7 +46,7 @@ SETS_UP = Refusal(
     "compiles code, or times kernels to choose among them, in call after call",
     "see why with TORCH_LOGS=recompiles; pass what differs as tensors, or mark sizes as dynamic",
 )
-"""Why a call does not count, and why a step whose calls never count is refused. See `compilations`."""
+"""Why a call does not count, and why a step whose calls never count is refused. See `forbidden_calls`."""
 
 
 class Observer(torch_internals.TorchDispatchMode):
@@ -128,7 +128,7 @@ class Observer(torch_internals.TorchDispatchMode):
     def refuse(self, reason: str, advice: str) -> None:
         """Record a refusal for the line that runs; raise it during a capture.
 
-        Operators of PyTorch's compiler itself do not count. See `compilations`.
+        Operators of PyTorch's compiler itself do not count. See `forbidden_calls`.
         """
         if self.compiling or called_by_the_compiler():
             self.set_up = True

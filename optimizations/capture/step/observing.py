@@ -10,8 +10,8 @@ import torch
 
 from optimizations.capture.device import Device
 from optimizations.capture.signature import copies, flatten
-from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.call import Call
+from optimizations.capture.step.forbidden_calls import noticed, watched
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.learning_rates import LearningRates
@@ -120,7 +120,7 @@ def new_observer(
 @contextlib.contextmanager
 def observed(observer: Observer, state: HostState) -> Iterator[None]:
     """Observe the operators, compilations and forbidden calls of the block. `state`: what its code reaches."""
-    with compilations.noticed(observer), forbidden_calls.watched(observer, compiled=state.compiled), observer:
+    with noticed(observer), watched(observer, compiled=state.compiled), observer:
         yield
 
 

@@ -27,9 +27,8 @@ from optimizations.capture.step.options import StepOptions
 from optimizations.capture.step.outputs import Outputs
 from optimizations.capture.step.progress import Progress
 from optimizations.capture.step.random_states import CHECKPOINT_DRAWS
-from optimizations.capture.step.tensor_marks import TensorMarks
+from optimizations.capture.step.tensor_marks import TensorMarks, Writes, storages
 from optimizations.capture.step.watch import Watch
-from optimizations.capture.step.written_memory import Writes, storages
 from optimizations.concurrency.launch_log import MADE_OF_OTHERS, LaunchLog
 from optimizations.graph.memory import size_bytes
 from optimizations.options import Concurrency

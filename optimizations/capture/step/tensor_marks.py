@@ -1,19 +1,24 @@
-"""Compare the metadata and address of a tensor, which Python may change, and not its values.
+"""Record what a call changes of tensors: their metadata and address, by Python, and their memory, by operators.
 
 Metadata are class, shape, strides, dtype, device, `requires_grad`, and the conjugate, negative and inference bits.
 
-These changes go through no operator, so a graph would not repeat them. A step that makes one is refused, and a failed
-capture restores them.
+Changes of these go through no operator, so a graph would not repeat them. A step that makes one is refused, and a
+failed capture restores them.
+
+A write into the copy of an input does not reach the caller. If an input shares memory that the graph writes, its copy
+has the values from before these writes, but the step itself would read the values from after them.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
 from optimizations.capture.signature import tensor_key
+from optimizations.capture.step.observer import storage
+from optimizations.graph.memory import overlaps
 from optimizations.torch_internals.geometry import same_metadata
 
 TensorMetadata = tuple[object, ...]
@@ -77,3 +82,38 @@ def _marks_of(tensor: torch.Tensor) -> tuple[int, TensorMetadata]:
     except (RuntimeError, ValueError):  # a tensor without memory of its own
         address = 0
     return address, metadata_of(tensor)
+
+
+class Writes:
+    """Find the tensors that a captured call writes. Create it before the call with the `tensors` to check.
+
+    PyTorch counts versions, but not for inference tensors, for writes through `.data`, or for the running statistics of
+    batch normalisation. These writes are found by the observed operators (`note` is for `Observer.before_write`).
+    Compiled code is not observed. If there is some, every inference tensor counts as written, except those whose
+    elements overlap, which cannot be written.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor], *, compiled: bool) -> None:
+        self._versions = {id(tensor): tensor._version for tensor in tensors if not tensor.is_inference()}
+        self._compiled = compiled
+        self._storages: set[int] = set()
+
+    def note(self, tensor: torch.Tensor) -> None:
+        self._storages.add(storage(tensor))
+
+    def include(self, tensor: torch.Tensor) -> bool:
+        """Return, after the call, whether it wrote the memory of a tensor."""
+        if self.counted(tensor) or (storage(tensor) and storage(tensor) in self._storages):
+            return True
+        return tensor.is_inference() and self._compiled and storage(tensor) > 0 and not overlaps(tensor)
+
+    def counted(self, tensor: torch.Tensor) -> bool:
+        """Return, after the call, whether the version of a tensor changed."""
+        if tensor.is_inference():
+            return False
+        return bool(tensor._version != self._versions.get(id(tensor), tensor._version))
+
+
+def storages(tensors: Iterable[torch.Tensor | None]) -> set[int]:
+    """Return the addresses of the storages of tensors that have memory."""
+    return {storage(tensor) for tensor in tensors if tensor is not None} - {0}

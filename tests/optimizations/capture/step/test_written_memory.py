@@ -14,7 +14,7 @@ from torch import nn
 
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.capture.step.written_memory import Writes
+from optimizations.capture.step.tensor_marks import Writes
 
 __all__ = ["copied"]
 
