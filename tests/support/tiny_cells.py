@@ -6,18 +6,17 @@ import shutil
 
 import pytest
 import torch
-from tiny_workloads import WholeCell, workload_of
+from tiny_workloads import WholeCell, spec_of, workload_of
 
 import suite.worker.compilation
 from models import registry
 from optimizations import torch_internals
 from suite.worker.compile_cache import JUDGED
-from suite.worker.protocol import CellSpec
 
 
 @pytest.fixture
 def cell(monkeypatch, tmp_path_factory):
-    """A function that makes the cell of a module in a mode; its phases are in `.phases`."""
+    """A function that makes a cell in a mode; its phases are in `.phases`."""
     cache = tmp_path_factory.getbasetemp() / "inductor"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
     cache.mkdir(exist_ok=True)
@@ -26,15 +25,14 @@ def cell(monkeypatch, tmp_path_factory):
     precision = torch.get_float32_matmul_precision()
 
     def make(build, mode="eager", *, spec=(), **fields) -> WholeCell:
-        registry.workloads()  # or finding this one would add all others, in the monkeypatched registry
-        monkeypatch.setitem(registry._REGISTRY, "TINY", workload_of(build, **fields))
+        """The cell of the module that `build()` makes, or of the workload that has this name."""
+        if not isinstance(build, str):
+            registry.workloads()  # or finding this one would add all others, in the monkeypatched registry
+            monkeypatch.setitem(registry._REGISTRY, "TINY", workload_of(build, **fields))
+            build = "TINY"
         phases: list[str] = []
-        options = {
-            "workload": "TINY", "variant": "published", "size": "tiny", "mode": mode, "device": "cpu",
-            "with_optimizer": False, "seed": 7, "input_sets": 3, "warm_up": 4, "check_inputs": 2, "cpu_threads": 1,
-            "cache_dir": str(cache), "warm_cache": True, **dict(spec),
-        }  # fmt: skip
-        made = WholeCell(CellSpec(**options), phases.append)
+        usual = {"seed": 7, "input_sets": 3, "warm_up": 4, "cache_dir": str(cache), "warm_cache": True}
+        made = WholeCell(spec_of(build, mode, **{**usual, **dict(spec)}), phases.append)
         made.phases = phases
         return made
 

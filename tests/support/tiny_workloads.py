@@ -11,7 +11,7 @@ from models.instance import Instance, instantiate
 from models.registry import Inputs, Workload
 from suite.results.schema import CompileConditions
 from suite.worker.live_cell import LiveCell
-from suite.worker.protocol import Prepared
+from suite.worker.protocol import CellSpec, Prepared
 
 
 def normal_inputs(*shape: int) -> Callable[..., Inputs]:
@@ -39,6 +39,12 @@ def workload_of(
 def instance_of(build: Callable[[], torch.nn.Module], *args: Any, device: str = "cpu", **fields: Any) -> Instance:
     """The same, on a device."""
     return instantiate(workload_of(build, *args, **fields), size="tiny", device=device, seed=3)
+
+
+def spec_of(workload: str = "TINY", mode: str = "eager", **changes: Any) -> CellSpec:
+    """What a worker is told of a tiny workload on the CPU; `changes` are other fields."""
+    given = {"variant": "published", "size": "tiny", "device": "cpu", "cpu_threads": 1, "cache_dir": "unused"}
+    return CellSpec(workload=workload, mode=mode, **{**given, **changes})
 
 
 def without_dropout(module: torch.nn.Module) -> None:

@@ -8,7 +8,7 @@ the pairs of all modes of a workload tell together how much processes differ, as
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from recorded_runs import paths, read_recorded
 
 from suite.results import stats
-from suite.results.schema import Cell, Status
+from suite.results.schema import Status
 from suite.results.stats import Verdict
 from suite.results.store import list_runs, read_run
 from suite.run.schedule import sampling_for
-from suite.settings import RunSettings
+from suite.settings import USUAL_PROCESSES, RunSettings
 
 TRIALS = 20
 SETTINGS = RunSettings()
@@ -38,60 +38,38 @@ BLOCK_OVERHEAD_S = 0.003
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """A recorded cell: its samples in microseconds, [block, sample], and the sampling a run would give it."""
+    """A recorded cell: its times in microseconds, [block, sample], and the blocks and samples that a run would take."""
 
     label: str
     samples_us: NDArray[np.float64]
-    sampling: tuple[int, int]
+    samples: int
     blocks: int
 
 
 def recorded_noise() -> list[list[Noise]]:
-    """Every cell of the recorded runs of one process that passed, with the blocks that there would be time for; those
-    of a workload in a run together."""
-    cells = [
-        (run.name, cell)
-        for run in (*list_runs(NOISE), *paths())
-        for cell in (read_run(run) if run.parent == NOISE else read_recorded(run)).cells
-        if cell.status is Status.PASS and cell.processes == 1 and len(cell.blocks) >= 10
-    ]
-    cycle_s: Counter[tuple[str, str]] = Counter()
-    for run, cell in cells:
-        cycle_s[run, cell.workload] += block_s(cell)
-    found: dict[tuple[str, str], list[Noise]] = {}
-    for run, cell in cells:
-        found.setdefault((run, cell.workload), []).append(
-            Noise(
-                f"{cell.workload} {cell.mode}",
-                np.array([block.host_us for block in cell.blocks]),
-                sampling_of(cell),
-                blocks_within(cycle_s[run, cell.workload]),
-            )
-        )
-    return list(found.values())
-
-
-def sampling_of(cell: Cell) -> tuple[int, int]:
-    return sampling_for(float(np.median([block.host_us for block in cell.blocks])), SETTINGS)
-
-
-def block_s(cell: Cell) -> float:
-    """Seconds of a block of this cell, lead-in included."""
-    iteration_s = float(np.median([block.host_us for block in cell.blocks])) / 1e6
-    sampling = sampling_of(cell)
-    return BLOCK_OVERHEAD_S + iteration_s * sum(sampling)
-
-
-def blocks_within(cycle_s: float) -> int:
-    """Blocks of each process, if sampling goes on until its time is over."""
-    return int(np.clip(SETTINGS.measure_s / cycle_s, SETTINGS.blocks, SETTINGS.most_blocks))
+    """Every cell of the recorded runs of one process that passed; those of a workload in a run together."""
+    times_us: defaultdict[tuple[str, str], dict[str, NDArray[np.float64]]] = defaultdict(dict)
+    for run in (*list_runs(NOISE), *paths()):
+        for cell in (read_run(run) if run.parent == NOISE else read_recorded(run)).cells:
+            if cell.status is Status.PASS and cell.processes == 1 and len(cell.blocks) >= 10:
+                label = f"{cell.workload} {cell.mode}"
+                times_us[run.name, cell.workload][label] = np.array([block.host_us for block in cell.blocks])
+    found = []
+    for of_workload in times_us.values():
+        medians_us = {label: float(np.median(times)) for label, times in of_workload.items()}
+        sampling = {label: sampling_for(us, SETTINGS) for label, us in medians_us.items()}
+        # Modes take turns until the time is over.
+        cycle_s = sum(BLOCK_OVERHEAD_S + us / 1e6 * sum(sampling[label]) for label, us in medians_us.items())
+        blocks = int(np.clip(SETTINGS.measure_s / cycle_s, SETTINGS.blocks, SETTINGS.most_blocks))
+        found.append([Noise(label, times, sampling[label][1], blocks) for label, times in of_workload.items()])
+    return found
 
 
 def simulate(noise: Noise, trials: int, generator: np.random.Generator) -> NDArray[np.float64]:
     """Log medians of blocks, [trial, process, block]."""
     recorded, length = noise.samples_us.shape
-    samples = min(noise.sampling[1], length)
-    shape = (trials, SETTINGS.processes or 3, noise.blocks)
+    samples = min(noise.samples, length)
+    shape = (trials, USUAL_PROCESSES, noise.blocks)
     block = generator.integers(recorded, size=shape)
     start = generator.integers(length - samples + 1, size=shape)
     drawn = noise.samples_us[block[..., None], start[..., None] + np.arange(samples)]

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures.synthetic_results import cell, environment, failed_cell
+from fixtures.synthetic_results import cell as row_of
+from fixtures.synthetic_results import environment, failed_cell
 from own_programs import ReadsAValue
+from tiny_cells import cell
 from tiny_workloads import WholeCell
 
 from models import registry
 from models.instance import Instance, instantiate
 from models.own_program import Called, WrongProgram, load
-from optimizations import torch_internals
 from suite.explain.records import TO_THE_END, Explanation
 from suite.explain.run import explain_many
 from suite.explain.targets import find_targets
@@ -29,7 +30,9 @@ from suite.results.errors import WrongUse
 from suite.results.schema import Status
 from suite.run import asked, own_program
 from suite.run.own_program import Examined, Question, examine, examine_programs, name_programs
-from suite.worker.protocol import CellSpec, Inaccurate
+from suite.worker.protocol import Inaccurate
+
+__all__ = ["cell"]
 
 
 def built(name: str) -> Instance:
@@ -178,44 +181,15 @@ def test_examined_program_is_found_with_its_properties(monkeypatch: pytest.Monke
     assert "draws random numbers" in said[0]
 
 
-@pytest.fixture
-def own_cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """A function that makes the cell of a program in a mode, in this process, on the CPU."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    mark = torch_internals.inductor_config.aot_inductor.metadata
-    precision = torch.get_float32_matmul_precision()
-
-    def make(name: str, mode: str = "compile", **spec: object) -> WholeCell:
-        options = {
-            "workload": f"own_programs:{name}", "variant": "published", "size": "full", "mode": mode, "device": "cpu",
-            "with_optimizer": False, "seed": 7, "input_sets": 3, "warm_up": 4, "check_inputs": 2, "cpu_threads": 1,
-            "cache_dir": str(tmp_path), "warm_cache": True, **spec,
-        }  # fmt: skip
-        return WholeCell(CellSpec(**options), lambda phase: None)
-
-    yield make
-    torch.compiler.reset()
-    torch_internals.inductor_config.aot_inductor.metadata = mark
-    torch.set_float32_matmul_precision(precision)
-
-
-@pytest.mark.parametrize(
-    ("name", "stochastic"),
-    [
-        ("inference", False),
-        ("function", False),
-        ("training", False),
-        ("trainer", False),
-        ("training_with_dropout", True),
-    ],
-)
-def test_compiled_program_agrees_with_eager(own_cell: Callable[..., WholeCell], name: str, stochastic: bool) -> None:
-    prepared = own_cell(name, stochastic=stochastic).prepare()
+@pytest.mark.parametrize("name", ["inference", "function", "training", "trainer", "training_with_dropout"])
+def test_compiled_program_agrees_with_eager(cell: Callable[..., WholeCell], name: str) -> None:
+    spec = {"size": "full", "stochastic": "dropout" in name}
+    prepared = cell(f"own_programs:{name}", "compile", spec=spec).prepare()
     assert prepared.correctness is not None and prepared.correctness.passed
     assert prepared.correctness.compared_tensors >= (1 if name in ("inference", "function") else 9)
 
 
-def test_wrong_step_is_inaccurate(own_cell: Callable[..., WholeCell], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_step_is_inaccurate(cell: Callable[..., WholeCell], monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that leaves the optimizer out changes no parameter."""
 
     def without_optimizer(mode: object, module: Called) -> Callable[..., object]:
@@ -228,7 +202,7 @@ def test_wrong_step_is_inaccurate(own_cell: Callable[..., WholeCell], monkeypatc
 
     monkeypatch.setattr("suite.worker.compilation.callable_for", without_optimizer)
     with pytest.raises(Inaccurate):
-        own_cell("trainer").prepare()
+        cell("own_programs:trainer", "compile").prepare()
 
 
 BROKEN = [failed_cell("mine:make", mode, Status.COMPILE_ERROR, "no such operator") for mode in ("compile", "encore")]
@@ -253,7 +227,7 @@ BROKEN = [failed_cell("mine:make", mode, Status.COMPILE_ERROR, "no such operator
 )
 def test_six_lines_say_what_to_do(times: dict[str, float], expected: dict[str, str]) -> None:
     settings = {"workloads": ["mine:make"], "modes": ["compile", "graph", "encore"]}
-    rows = [cell("mine:make", mode, us) for mode, us in times.items()] or BROKEN
+    rows = [row_of("mine:make", mode, us) for mode, us in times.items()] or BROKEN
     lines = six_lines(Run(environment(settings=settings), tuple(rows)), "mine:make")
     found = dict(line.split(": ", 1) for line in lines)
     assert len(lines) == len(found) == 6

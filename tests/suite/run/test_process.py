@@ -22,6 +22,7 @@ from fixtures.fake_runs import (
     living,
     recorded_pids,
 )
+from tiny_workloads import spec_of
 
 from models.registry import Sharding
 from suite.measure.modes import MODES
@@ -31,7 +32,6 @@ from suite.run import process, supervise
 from suite.run.process import Answer, RankedWorker, converse, end, worst
 from suite.run.supervise import kill_strays
 from suite.worker.protocol import (
-    CellSpec,
     Collect,
     Collected,
     Command,
@@ -47,11 +47,7 @@ from suite.worker.protocol import (
 
 COMPILE = Compile(conditions=CompileConditions.COLD_ALONE)
 MEASURE = Measure(index=1, turn=3, samples=4)
-SPEC = CellSpec(
-    workload="FAKE", variant="published", size="tiny", mode="compile", device="cpu", with_optimizer=False, seed=1,
-    input_sets=4, warm_up=1, check_inputs=2, cpu_threads=1, cache_dir="unused", warm_cache=False,
-)  # fmt: skip
-PREPARE = Prepare(spec=SPEC)
+PREPARE = Prepare(spec=spec_of("FAKE", "compile"))
 SPLIT = fake_workload("FAKE@tp2", tp=2, sharding=Sharding(lambda module, mesh: None, 1, lambda *_: None))
 
 
@@ -66,15 +62,12 @@ def cell(folder: Path, *actions: str, ranks: int = 1, **behave: str) -> Iterator
         assert one.rendezvous is None or not Path(one.rendezvous).parent.exists()
 
 
-def commands(one: RankedWorker, command: Command) -> list[Command]:
-    count = len(one.ranks)
-    if not isinstance(command, Prepare):
-        return [command] * count
-    return [Prepare(spec=SPEC.model_copy(update={"rank": rank, "tp": count})) for rank in range(count)]
-
-
 def ask(one: RankedWorker, command: Command, timeout_s: float = 20.0) -> Answer:
-    return converse({one: commands(one, command)}, timeout_s)[one]
+    commands = [command] * len(one.ranks)
+    if isinstance(command, Prepare):
+        specs = (command.spec.model_copy(update={"rank": rank, "tp": len(commands)}) for rank in range(len(commands)))
+        commands = [Prepare(spec=spec) for spec in specs]
+    return converse({one: commands}, timeout_s)[one]
 
 
 def failure(one: RankedWorker, command: Command, timeout_s: float = 20.0) -> Failed:
