@@ -29,7 +29,7 @@ from suite.measure.modes import MODES
 from suite.results.schema import CompileConditions, Status
 from suite.results.store import read_run
 from suite.run import process, supervise
-from suite.run.process import Answer, RankedWorker, converse, end, worst
+from suite.run.process import Answer, OnPhase, RankedWorker, converse, end, worst
 from suite.run.supervise import kill_strays
 from suite.worker.protocol import (
     Collect,
@@ -62,12 +62,14 @@ def cell(folder: Path, *actions: str, ranks: int = 1, **behave: str) -> Iterator
         assert one.rendezvous is None or not Path(one.rendezvous).parent.exists()
 
 
-def ask(one: RankedWorker, command: Command, timeout_s: float = 20.0) -> Answer:
+def ask(
+    one: RankedWorker, command: Command, timeout_s: float = 20.0, on_phase: OnPhase = lambda cell, phase: None
+) -> Answer:
     commands = [command] * len(one.ranks)
     if isinstance(command, Prepare):
         specs = (command.spec.model_copy(update={"rank": rank, "tp": len(commands)}) for rank in range(len(commands)))
         commands = [Prepare(spec=spec) for spec in specs]
-    return converse({one: commands}, timeout_s)[one]
+    return converse({one: commands}, timeout_s, on_phase)[one]
 
 
 def failure(one: RankedWorker, command: Command, timeout_s: float = 20.0) -> Failed:
@@ -80,8 +82,7 @@ def test_good_worker_answers_commands_and_announces_phases(tmp_path: Path) -> No
     phases: list[str] = []
     with cell(tmp_path) as one:
         for command, kind in ((PREPARE, Done), (COMPILE, Done), (Settle(), Prepared)):
-            answer = converse({one: [command]}, 20.0, lambda _, phase: phases.append(phase))[one]
-            assert isinstance(answer, kind)
+            assert isinstance(ask(one, command, on_phase=lambda _, phase: phases.append(phase)), kind)
         assert phases == ["build", "check", "compile", "warm-up"]
         measured = ask(one, MEASURE)
         assert isinstance(measured, Measured)

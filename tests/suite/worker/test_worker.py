@@ -3,164 +3,104 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
+from fixtures.fake_runs import living
+from tiny_workloads import spec_of
 
-from suite.results.schema import CompileConditions, Record, Status
+from suite.results.schema import CompileConditions, Status
+from suite.run.process import WORKER_COMMAND, RankedWorker, end
+from suite.run.supervise import await_exit
 from suite.worker.main import failure, status_of
 from suite.worker.protocol import (
-    REPLIES,
-    CellSpec,
     Collect,
     Collected,
+    Command,
     Compile,
     Done,
     Failed,
     Measure,
     Measured,
-    Phase,
     Prepare,
     Prepared,
-    Reply,
     Settle,
     Stop,
-    encode,
 )
+from tests.suite.run.test_process import ask
 
 PATIENCE_S = 250.0
+PYTHON = (sys.executable, "-P", "-c")
 
 
-class Peer:
-    """The runner's side of a worker's pipes."""
-
-    def __init__(self, *command: str, log: Path) -> None:
-        theirs_read, self._write = os.pipe()
-        read, theirs_write = os.pipe()
-        arguments = ["--read", str(theirs_read), "--write", str(theirs_write)]
-        with log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [*command, *arguments], pass_fds=(theirs_read, theirs_write), start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        os.close(theirs_read)
-        os.close(theirs_write)
-        self._replies = os.fdopen(read, "rb")
-        self.log = log
-        self.phases: list[str] = []
-
-    def send(self, command: Record) -> None:
-        os.write(self._write, encode(command))
-
-    def answer(self) -> Reply | None:
-        """The next reply that is no phase; None at the end of the pipe."""
-        for line in self._replies:
-            reply = REPLIES.validate_json(line)
-            if not isinstance(reply, Phase):
-                return reply
-            self.phases.append(reply.name)
-        return None
-
-    def hang_up(self) -> None:
-        os.close(self._write)
-        self._write = -1
-
-    def close(self) -> None:
-        if self._write >= 0:
-            self.hang_up()
-        self.process.kill()
-        self.process.wait()
-        self._replies.close()
+@contextmanager
+def worker(folder: Path, *command: str) -> Iterator[RankedWorker]:
+    one = RankedWorker(command or WORKER_COMMAND, folder / "log", 1, "cpu")
+    try:
+        yield one
+    finally:
+        end([one], ask_first=False)
 
 
-@pytest.fixture
-def worker(tmp_path) -> Iterator[Peer]:
-    peer = Peer(sys.executable, "-P", "-m", "suite.worker.main", log=tmp_path / "log")
-    yield peer
-    peer.close()
-
-
-@pytest.fixture(scope="session")
-def cache_dir(tmp_path_factory) -> str:
-    return str(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture
-def spec(cache_dir):
-    def make(workload: str = "EOS", mode: str = "eager", **changes: object) -> CellSpec:
-        fields = {
-            "workload": workload, "variant": "published", "size": "tiny", "mode": mode, "device": "cpu",
-            "with_optimizer": False, "seed": 1337, "input_sets": 4, "warm_up": 8, "check_inputs": 2,
-            "cpu_threads": 1, "cache_dir": cache_dir, "warm_cache": True,
-        }  # fmt: skip
-        return CellSpec(**{**fields, **changes})
-
-    return make
-
-
-def test_program_that_ends_its_process_is_a_failure_with_reason(spec, tmp_path):
+def test_program_that_ends_its_process_is_a_failure_with_reason(tmp_path):
     code = """
         import sys
         from suite.worker import main as worker
         worker.enter_environment = lambda spec: sys.exit("ERROR: no data")
         worker.main()
     """
-    peer = Peer(sys.executable, "-c", textwrap.dedent(code), log=tmp_path / "log")
-    try:
-        peer.send(Prepare(spec=spec()))
-        failed = peer.answer()
-        assert isinstance(failed, Failed), peer.log.read_text()
-        assert (failed.status, failed.error) == (Status.MODEL_FAIL_TO_LOAD, "build: SystemExit: ERROR: no data")
-    finally:
-        peer.close()
+    with worker(tmp_path, *PYTHON, textwrap.dedent(code)) as one:
+        failed = ask(one, Prepare(spec=spec_of("EOS")), PATIENCE_S)
+    assert isinstance(failed, Failed)
+    assert (failed.status, failed.error) == (Status.MODEL_FAIL_TO_LOAD, "build: SystemExit: ERROR: no data")
 
 
 @pytest.mark.parametrize(("workload", "mode"), [("EOS", "eager"), ("ALNET", "eager"), ("EOS", "compile")])
-def test_real_workload_from_prepare_to_stop(worker, spec, workload, mode):
-    worker.send(Prepare(spec=spec(workload, mode)))
-    built = worker.answer()
-    assert isinstance(built, Done), (built, worker.log.read_text())
-    assert worker.phases == ["build", "check"]
-    worker.send(Compile(conditions=CompileConditions.COLD_ALONE))
-    assert isinstance(worker.answer(), Done), worker.log.read_text()
-    worker.send(Settle())
-    prepared = worker.answer()
-    assert isinstance(prepared, Prepared), (prepared, worker.log.read_text())
-    assert worker.phases == ["build", "check", "compile", "warm-up", "wait", "compare"]
-    assert prepared.correctness.passed and prepared.correctness.deterministic
-    assert len(set(prepared.correctness.digests)) == 2
-    assert prepared.input_bytes > 0 and prepared.iteration_us > 0
-    assert prepared.compile.conditions is CompileConditions.COLD_ALONE
-    assert (prepared.compile.parts != {}) is (mode == "compile")
+def test_real_workload_from_prepare_to_stop(tmp_path, workload, mode):
+    phases: list[str] = []
+    with worker(tmp_path) as one:
 
-    for index in range(2):
-        worker.send(Measure(index=index, turn=3 * index, samples=6))
-        measured = worker.answer()
-        assert isinstance(measured, Measured)
-        block = measured.block
-        assert (block.index, block.turn, len(block.host_us)) == (index, 3 * index, 6)
-        assert set(block.input_sets) == {0, 1, 2, 3}
-        assert block.device_us is None
+        def get(command: Command, kind: type):
+            answer = ask(one, command, PATIENCE_S, lambda _, phase: phases.append(phase))
+            assert isinstance(answer, kind), (answer, one.ranks[0].log_tail())
+            return answer
 
-    worker.send(Collect(step="metrics"))
-    collected = worker.answer()
-    assert isinstance(collected, Collected)
-    assert (collected.metrics.graphs is not None) is (mode == "compile")
-    worker.send(Stop())
-    assert worker.process.wait(PATIENCE_S) == 0
-    assert worker.answer() is None
+        get(Prepare(spec=spec_of(workload, mode, cache_dir=str(tmp_path / "cache"))), Done)
+        assert phases == ["build", "check"]
+        get(Compile(conditions=CompileConditions.COLD_ALONE), Done)
+        prepared = get(Settle(), Prepared)
+        assert phases == ["build", "check", "compile", "warm-up", "wait", "compare"]
+        assert prepared.correctness.passed and prepared.correctness.deterministic
+        assert len(set(prepared.correctness.digests)) == 2
+        assert prepared.input_bytes > 0 and prepared.iteration_us > 0
+        assert prepared.compile.conditions is CompileConditions.COLD_ALONE
+        assert (prepared.compile.parts != {}) is (mode == "compile")
+        for index in range(2):
+            block = get(Measure(index=index, turn=3 * index, samples=6), Measured).block
+            assert (block.index, block.turn, len(block.host_us)) == (index, 3 * index, 6)
+            assert set(block.input_sets) == {0, 1, 2, 3}
+            assert block.device_us is None
+        assert (get(Collect(step="metrics"), Collected).metrics.graphs is not None) is (mode == "compile")
+        one.ranks[0].send(Stop())
+        await_exit(one.ranks, PATIENCE_S)
+        assert one.ranks[0].exit_description() == "ended with exit code 0"
+        assert one.ranks[0].receive() == ([], True)
 
 
-def test_end_of_the_command_pipe_ends_an_idle_worker(worker):
-    worker.hang_up()
-    assert worker.process.wait(PATIENCE_S) == 0
+def test_end_of_the_command_pipe_ends_an_idle_worker():
+    read, write = os.pipe()
+    os.close(write)
+    command = [*WORKER_COMMAND, "--read", str(read), "--write", "2"]
+    assert subprocess.run(command, pass_fds=[read], timeout=PATIENCE_S).returncode == 0
+    os.close(read)
 
 
 BUSY = """
@@ -168,13 +108,11 @@ BUSY = """
     import suite.worker.live_cell, suite.worker.main
 
     class Busy:
-        def __init__(self, spec, announce):
-            self.announce = announce
+        def __init__(self, spec, announce): ...
 
         def build(self):
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-            print(child.pid, flush=True)
-            self.announce("compile")
+            print("started", child.pid, flush=True)
             time.sleep(600)
 
     suite.worker.main.enter_environment = lambda spec: None
@@ -186,31 +124,23 @@ BUSY = """
 RUNNER = "import subprocess, sys; subprocess.run(sys.argv[1:], close_fds=False, start_new_session=True)"
 
 
-def test_worker_without_its_runner_ends_with_its_children(spec, tmp_path):
-    python = (sys.executable, "-P", "-c")
-    peer = Peer(*python, RUNNER, *python, textwrap.dedent(BUSY), log=tmp_path / "log")
-    try:
-        peer.send(Prepare(spec=spec()))
-        first = REPLIES.validate_json(peer._replies.readline())
-        assert first == Phase(name="compile")
-        child = int(peer.log.read_text().split()[0])
-        assert psutil.pid_exists(child)
-        peer.process.kill()
-        deadline = time.monotonic() + 10
-        while _lives(child) and time.monotonic() < deadline:
+def test_worker_without_its_runner_ends_with_its_children(tmp_path):
+    with worker(tmp_path, *PYTHON, RUNNER, *PYTHON, textwrap.dedent(BUSY)) as one:
+        (runner,) = one.ranks
+        runner.send(Prepare(spec=spec_of("EOS")))
+        deadline = time.monotonic() + 60
+        while not runner.log_tail().startswith("started "):
+            assert time.monotonic() < deadline, runner.log_tail()
             time.sleep(0.05)
-        assert not _lives(child)
-    finally:
-        peer.close()
+        child = int(runner.log_tail().split()[1])
+        assert living([child], within_s=0.0) == [child]
+        os.kill(runner.pid, signal.SIGKILL)
+        assert living([child], within_s=10.0) == []
 
 
-def _lives(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def test_cell_environment_is_set_before_importing_torch(tmp_path, spec):
+def test_cell_environment_is_set_before_importing_torch(tmp_path):
     """In a process of its own: importing the worker imports no torch, and too late is an error."""
-    made = spec(cache_dir=str(tmp_path / "new"), cpu_threads=3, compile_threads=5)
+    made = spec_of("EOS", cache_dir=str(tmp_path / "new"), cpu_threads=3, compile_threads=5)
     script = f"""
         import os, sys
         from suite.worker.main import enter_environment
