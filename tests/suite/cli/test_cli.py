@@ -137,6 +137,30 @@ def test_env_shows_the_record_of_a_run() -> None:
         (("run", "mine:make", "--size", "tiny"), ("mine:make", "leave them out")),
         (("record", "nowhere"), ("unknown run",)),
         (("history", "--figure", "/"), ("it is a folder",)),
+        (("history", "--figure", "", "x"), ("--figure ''", "names nothing; give it a value")),
+        *(
+            (("run", "EOS", *out), ("--out ''", "names nothing; give it a value"))
+            for out in (("--out", ""), ("--out=",))
+        ),
+        (("run", "--device", "cpu", "--modes", ","), ("--modes names no mode",)),
+        (("run", "--device", "cpu", "--seed", "-1"), ("--seed -1",)),
+        (("run", "MMC", "EOS", "--variant", "current"), ("EOS has published",)),
+        (("run", "EOS", "--variant", "published,current"), ("unknown variant 'current': EOS has published",)),
+        (("run", "--set", "torchbench"), ("not installed", "git clone", "--with-torchbench PATH")),
+        (("run", "--set", "torchbenchh"), ("unknown set", " torchbench")),
+        (("run", "torchbench:alexnet"), ("needs TorchBench",)),
+        *((("run", "EOS", name), (f"choose it by --set {name}",)) for name in ("grace", "Generation", "torchbench")),
+        *((("run", "XLNET-I", "--tp", tp), (f"--tp '{tp}'",)) for tp in ("", "0", "two", "1,-2", "65", "²")),
+        (("run", "EOS", "--tp", "2"), ("EOS cannot be split", "XLNET-I")),
+        (("run", "XLNET-I@tp2", "--tp", "2"), ("leave that or --tp out",)),
+        (("run", "--set", "grace", "--tp", "2"), ("leave --set out",)),
+        (("explain", "xlnet-i@tp2"), ("XLNET-I@tp2 is split over 2 GPUs", "XLNET-I@tp1")),
+        (("explain", "MMX"), ("unknown workload 'MMX'", "MMC")),
+        (("explain", "MMC", "--variant", "newest"), ("unknown variant 'newest'", "published, current")),
+        *((("explain", name), ("with its function: my_model:make\n",)) for name in ("my_model", "my_model.py")),
+        *(((command, "x:"), ("'x:' is not a module:callable",)) for command in ("run", "explain")),
+        (("explain", "mine:make", "--variant", "published"), ("mine:make", "leave them out")),
+        (("explain", "MMC", "mine:make", "--size", "tiny"), ("mine:make", "leave them out")),
     ],
 )
 def test_wrong_use_names_the_error_and_the_allowed_values(arguments: Sequence[str], words: Sequence[str]) -> None:
@@ -169,16 +193,6 @@ def test_gpu_command_without_a_gpu_is_one_clear_line(tmp_path: Path) -> None:
     assert "encore explain --set all" in done.stderr
     assert not (tmp_path / "run").exists()
     assert encore("env", "--require-gpu").returncode == 2
-
-
-@pytest.mark.parametrize(
-    "arguments", [("run", "EOS", "--out", ""), ("run", "EOS", "--out="), ("history", "--figure", "", "x")], ids=" ".join
-)
-def test_empty_option_is_wrong_use(fake: Fake, arguments: Sequence[str]) -> None:
-    """Otherwise pathlib takes it for the working directory."""
-    done = fake(*arguments)
-    option = "--figure" if "history" in arguments else "--out"
-    assert done.returncode == 2 and f"{option} '' names nothing; give it a value" in done.stderr
 
 
 def test_broken_results_file_is_refused_with_its_line(fake: Fake) -> None:

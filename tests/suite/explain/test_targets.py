@@ -10,7 +10,6 @@ import pytest
 from models import registry
 from models.own_program import WrongProgram, load
 from suite.explain.targets import Target, find_targets
-from suite.results.errors import WrongUse
 
 PROGRAMS = Path(__file__).parents[2] / "support"
 
@@ -31,27 +30,6 @@ def test_no_name_means_every_workload_in_each_variant() -> None:
 def test_names_are_found_in_any_case_and_once() -> None:
     assert find_targets(["mmc", "MMC"]) == [Target("MMC", "published")]
     assert find_targets(["explain_programs:mask_attribute"]) == [Target("explain_programs:mask_attribute", None)]
-
-
-OWN = "module:make is a program of your own: .*leave them out"
-
-
-@pytest.mark.parametrize(
-    ("names", "options", "message"),
-    [
-        (["MMX"], {}, "unknown workload 'MMX'.*MMC"),
-        (["MMC"], {"variant": "newest"}, "unknown variant 'newest'.*published, current"),
-        (["my_model"], {}, "; a program of your own is named with its function: my_model:make$"),
-        (["my_model.py"], {}, "named with its function: my_model:make$"),
-        (["a b:make"], {}, "not a module:callable"),
-        (["module:"], {}, "not a module:callable"),
-        (["module:make"], {"variant": "published"}, OWN),
-        (["MMC", "module:make"], {"size": "tiny"}, OWN),
-    ],
-)
-def test_unknown_names_are_refused(names: list[str], options: dict[str, str], message: str) -> None:
-    with pytest.raises(WrongUse, match=message):
-        find_targets(names, **options)
 
 
 @pytest.mark.parametrize(

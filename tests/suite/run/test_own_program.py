@@ -29,7 +29,7 @@ from suite.report.runs import Run
 from suite.results.errors import WrongUse
 from suite.results.schema import Status
 from suite.run import asked, own_program
-from suite.run.own_program import Examined, Question, examine, examine_programs, name_programs
+from suite.run.own_program import Examined, Question, examine, examine_programs
 from suite.worker.protocol import Inaccurate
 
 __all__ = ["cell"]
@@ -155,14 +155,6 @@ def test_examine_limits_time_and_not_idleness(monkeypatch: pytest.MonkeyPatch) -
     assert "running it as it is took longer than 1 s" in (
         examine(Question("own_programs:waits", "cpu", 7), print).problem or ""
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "words"), [("a-b:make", "package.module:make"), ("models.mine:make", "another name"), ("x:", "module:")]
-)
-def test_names_that_cannot_be_measured_are_refused(name: str, words: str) -> None:
-    with pytest.raises(WrongUse, match=words):
-        name_programs([name], None, "full")
 
 
 def test_bad_program_is_wrong_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,23 +78,6 @@ def test_selected_models_are_not_imported_again(poisoned: Path):
 
 
 @pytest.mark.parametrize(
-    ("names", "chosen_set", "planned", "words"),
-    [
-        ([], "torchbench", False, r"not installed; get it by `git clone .*--with-torchbench PATH"),
-        (["torchbench:alexnet"], None, True, "needs TorchBench"),
-        *(
-            (["EOS", name], None, False, f"'{name}' is a set of workloads; choose it by --set {name}")
-            for name in ("grace", "Generation", "torchbench")
-        ),
-        ([], "torchbenchh", False, "unknown set .* torchbench"),
-    ],
-)
-def test_wrong_names_of_sets_are_refused(names: list[str], chosen_set: str | None, planned: bool, words: str):
-    with pytest.raises((WrongUse, registry.UnknownWorkload), match=words):
-        select_workloads(names, None, chosen_set, planned=planned)
-
-
-@pytest.mark.parametrize(
     ("name", "words"),
     [
         ("torchbench:Both-train", "SystemExit: listing imports nothing"),
