@@ -1,4 +1,4 @@
-"""Cells are compared over common blocks, and missing comparisons are marked."""
+"""Cells are compared over common blocks, missing comparisons are marked, and equal programs show false findings."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 from fixtures.synthetic_results import block, cell, environment, failed_cell, in_processes, metrics, timed
 
 from suite.report import compare
-from suite.report.compare import Kernels
+from suite.report.compare import Kernels, Ratios
 from suite.report.runs import Run
+from suite.report.speedup_tables import false_findings, same_program, same_program_pairs
 from suite.results import stats
 from suite.results.schema import Grouping, Status
 
@@ -28,7 +29,7 @@ def test_ratio_is_of_the_undisturbed_half_of_each_process():
     cells = (
         cell(mode="compile", **disturbed(100, 100, 100, 190, 200)), cell(mode="graph", **disturbed(50, 50, 50, 50, 95)),
     )  # fmt: skip
-    item = only(compare.Ratios(cells), "graph", "compile")
+    item = only(Ratios(cells), "graph", "compile")
     assert (item.ratio.value, item.ratio.low, item.ratio.processes) == (pytest.approx(2), pytest.approx(2, rel=0.4), 3)
     assert item.alternating
     assert item.verdict is stats.Verdict.FAST
@@ -51,7 +52,7 @@ def test_sequential_modes_do_not_show_how_processes_differ():
 def test_processes_are_compared_with_simultaneous_ones():
     """The second process of both was on a slower host; one that only one side has does not count."""
     run = run_of(cell(mode="compile", **timed(100, 600)), cell(mode="graph", **timed(50, 300, 1)))
-    item = only(compare.Ratios(run.cells), "graph", "compile")
+    item = only(Ratios(run.cells), "graph", "compile")
     assert (item.ratio.value, item.ratio.processes) == (pytest.approx(2), 2)
     assert item.verdict is stats.Verdict.AMBG, "two processes do not decide"
 
@@ -71,12 +72,12 @@ def test_processes_that_agree_by_chance_do_not_decide(passed: bool):
         ),
     )
     placement = run.cells[4]
-    item = compare.Ratios(run.cells).find("EOS", "placement", "graph")
+    item = Ratios(run.cells).find("EOS", "placement", "graph")
     assert item is not None and item.ratio.value == pytest.approx(1.043, rel=1e-3)
     assert item.verdict is (stats.Verdict.AMBG if passed else stats.Verdict.FAST)
-    alone = compare.Ratios(run.cells).find("ALNET", "placement", "graph")
+    alone = Ratios(run.cells).find("ALNET", "placement", "graph")
     assert alone is not None and alone.verdict is stats.Verdict.FAST, "another workload's modes tell nothing of it"
-    assert compare.Ratios(run.cells).against(placement, "graph").ratio == item.ratio
+    assert Ratios(run.cells).against(placement, "graph").ratio == item.ratio
 
 
 def grouped(mode, host_us, grouping, group, **baselines):
@@ -92,7 +93,7 @@ def test_paired_modes_use_the_baselines_blocks_of_their_pair(of_pair, alternatin
         grouped("compile", 900 if of_pair else 100, Grouping.PAIRS, ["compile", "eager"]),
         grouped("graph", 50, Grouping.PAIRS, ["compile", "graph"], compile=of_pair),
     )
-    item = only(compare.Ratios(run.cells), "graph", "compile")
+    item = only(Ratios(run.cells), "graph", "compile")
     assert (item.ratio.value, item.alternating) == (pytest.approx(2), alternating)
 
 
@@ -103,9 +104,7 @@ def test_modes_of_a_half_are_compared_over_blocks_of_that_half():
         *(grouped(mode, us, Grouping.HALVES, first) for mode, us in zip(first, (900, 450, 300), strict=True)),
         *(grouped(m, us, Grouping.HALVES, second, **of_second) for m, us in (("placement", 50), ("indirection", 40))),
     )
-    found = {
-        (item.cell.mode, item.baseline): (item.ratio.value, item.alternating) for item in compare.Ratios(run.cells)
-    }
+    found = {(item.cell.mode, item.baseline): (item.ratio.value, item.alternating) for item in Ratios(run.cells)}
     assert found == {
         ("graph", "compile"): (pytest.approx(2), True),
         ("graph-unpartitioned", "compile"): (pytest.approx(3), True),
@@ -129,7 +128,7 @@ def test_modes_of_a_half_are_compared_over_blocks_of_that_half():
     ],
 )
 def test_without_two_good_cells_there_is_a_reason_and_no_ratio(cells, missing):
-    item = only(compare.Ratios(run_of(*cells).cells), "graph", "compile")
+    item = only(Ratios(run_of(*cells).cells), "graph", "compile")
     assert (item.ratio, item.verdict, item.missing) == (None, None, missing)
 
 
@@ -145,15 +144,8 @@ def workloads_cells(*, lacking: str | None = None):
 
 
 def shared(cells, *modes, labels="ABC"):
-    means = compare.Ratios(tuple(cells)).means(labels, [(mode, "compile") for mode in modes])
+    means = Ratios(tuple(cells)).means(labels, [(mode, "compile") for mode in modes])
     return {mode: mean for (mode, _), mean in means.items()}
-
-
-def test_geometric_means_count_their_workloads():
-    found = shared(workloads_cells(), "eager", "graph")
-    assert found.keys() == {"eager", "graph"}
-    assert (found["graph"].value, found["graph"].count) == (pytest.approx(4), 3)
-    assert shared(workloads_cells(), "graph", labels=["A"])["graph"].value == pytest.approx(2)
 
 
 def test_means_go_over_the_rows_that_all_modes_have():
@@ -191,7 +183,7 @@ def test_ratio_of_other_kernels_has_no_verdict_and_no_mean(mode, ours, kernels, 
         cell(mode="compile", **timed(*[100] * 3), **with_kernels("gemm 8 128")),
         cell(mode=mode, **timed(*[50] * 3), **ours),
     )
-    item = only(compare.Ratios(cells), mode, "compile")
+    item = only(Ratios(cells), mode, "compile")
     assert (item.kernels, item.verdict, item.ratio.value) == (kernels, verdict, pytest.approx(2))
     assert bool(shared(cells, mode, labels=["EOS"])) == (verdict is not None)
 
@@ -201,5 +193,41 @@ def test_processes_with_own_kernels_have_no_verdict(side):
     """A later process of one of the two may run different kernels after tuning."""
     modes = {"compile": timed(*[100] * 3), "graph": timed(*[50] * 3)}
     cells = [cell(mode=mode, **times, other_kernels=[1] * (mode == side)) for mode, times in modes.items()]
-    item = only(compare.Ratios(run_of(*cells).cells), "graph", "compile")
+    item = only(Ratios(run_of(*cells).cells), "graph", "compile")
     assert (item.kernels, item.verdict) == (Kernels.RETUNED, None)
+
+
+def test_verdict_between_equal_programs_is_a_false_finding():
+    cells = [
+        cell(workload, mode, **timed(*[us] * 3))
+        for workload, placement in (("A", 100), ("B", 80))
+        for mode, us in (("graph", 100), ("placement", placement))
+    ]
+    pairs = same_program_pairs(Ratios(tuple(cells)))
+    assert [(pair.cell.workload, pair.baseline) for pair in pairs] == [("A", "graph"), ("B", "graph")]
+    assert {pair.cell.workload for pair in false_findings(pairs)} == {"B"}
+    assert "1 of 2 verdicts (50.0 %)" in same_program(Ratios(tuple(cells))).note
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        *(
+            (cell("A", "graph"), cell("A", "placement", metrics=other))
+            for other in (
+                metrics(graph_kernels=80),
+                metrics(placeholder_bytes=0),
+                metrics().model_copy(update={"kernels": {"gemm 4x1x1 128x1x1": 1}}),
+                metrics().model_copy(update={"coverage": None}),
+                None,
+            )
+        ),
+        (cell("A", "graph"), failed_cell("A", "placement", Status.OOM)),
+        tuple(cell("A", mode) for mode in ("compile", "graph", "graph-unpartitioned", "indirection")),
+    ],
+)
+def test_other_launches_or_undeclared_modes_are_not_one_program(cells):
+    ratios = Ratios(cells)
+    assert same_program_pairs(ratios) == []
+    table = same_program(ratios)
+    assert len(table.frame) == 0 and "0 of 0 verdicts on modes" in table.note

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
-from fixtures.synthetic_results import cell, environment, failed_cell, timed
+from fixtures.synthetic_results import cell, environment, timed
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from recorded_runs import joined
@@ -19,7 +19,6 @@ from suite.report.paper import Results
 from suite.report.provenance import Provenance, RunRows
 from suite.report.published import load_published
 from suite.report.runs import Run
-from suite.results.schema import Status
 
 PUBLISHED = load_published()
 ORIGIN = Provenance("SYNTHETIC GPU", "0.0", (RunRows("synthetic", "0123456789", None, None),))
@@ -113,12 +112,6 @@ def test_tick_is_near_both_ends_of_a_ratio_axis(values):
     (axes,) = draw(chart_of(bars, Scale.RATIO, shown=(0.125, 128)), ORIGIN).axes
     low, high = axes.get_ylim()
     assert min(axes.get_yticks()) < 2 * low and max(axes.get_yticks()) > high / 2
-
-
-def test_failed_cells_are_bars_with_their_status():
-    chart = charts_of(cell("EOS", "compile"), cell("EOS", "graph"), failed_cell("ST", "graph", Status.OOM))
-    assert chart["over_compile"].bars["ST", "graph"].failure == "oom"
-    assert "oom" in texts(draw(chart["over_compile"], ORIGIN))
 
 
 def test_failed_cell_has_a_colour_of_its_own():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from fixtures.report_pages import few_exhibits, undrawn  # noqa: F401  # fixtures are used by their names
 from fixtures.synthetic_results import cell, write_run
 
 from suite.report import build
 from suite.report.build import build_report
+from suite.report.markdown_pages import generated_part, update_page
 from suite.results.errors import WrongUse
 from suite.results.store import InvalidResults
 
@@ -46,6 +49,7 @@ def test_file_in_the_way_is_wrong_use_before_anything_is_drawn(tmp_path, monkeyp
     [
         (None, "No such file"),
         (b"# A page without a generated part", "has no generated part"),
+        (b"<!-- generated: headline -->\n", "0 generated parts 'headline'; write .* once"),
         (b"<!-- generated: headline -->\n<!-- end: headline -->\n" * 2, "2 generated parts 'headline'"),
         (b"\xff\xfe", "not UTF-8 text"),
         (b"<!-- generated: headline -->\n<!-- end: headline -->\n", "line 1"),  # the row is what is wrong
@@ -62,3 +66,30 @@ def test_unusable_readme_or_row_is_wrong_use_before_drawing(tmp_path, monkeypatc
     with pytest.raises((WrongUse, FileNotFoundError, InvalidResults), match=words):
         build_report([run], tmp_path / "out", readme=readme)
     assert not (tmp_path / "out").exists()
+    assert content is None or readme.read_bytes() == content
+
+
+README = """# Title
+<!-- generated: explained -->
+old
+<!-- end: explained -->
+between
+<!-- generated: recorded -->
+kept
+<!-- end: recorded -->
+after
+"""
+
+
+def test_update_page_keeps_all_but_the_part(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(README)
+    for content in (r"| \1 | new |", "newer"):
+        update_page(readme, {"explained": content})
+        text = readme.read_text()
+        assert generated_part(text, "explained").strip() == content
+        assert generated_part(text, "recorded").strip() == "kept"
+        assert text.startswith("# Title\n")
+        assert text.endswith("after\n")
+        assert "between" in text
+    assert "old" not in text

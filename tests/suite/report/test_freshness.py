@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -52,11 +53,7 @@ def stale(tree: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     ("version", "code", "words"),
-    [
-        ("0.2.0", 0, "are fresh"),
-        ("0.3.0", 1, "run new is of version 0.2.0, and the tree is 0.3.0"),
-        ("0.3.0", 1, "1 findings; measure"),
-    ],
+    [("0.2.0", 0, "are fresh"), ("0.3.0", 1, "new is of version 0.2.0, and the tree is 0.3.0.*1 findings; measure")],
 )
 def test_rows_of_another_version_are_stale(
     tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: str, code: int, words: str
@@ -67,7 +64,7 @@ def test_rows_of_another_version_are_stale(
     with pytest.raises(SystemExit) as ended:
         main(["report", "--check-fresh"])
     assert (ended.value.code or 0) == code
-    assert words in "".join(capsys.readouterr())
+    assert re.search(words, "".join(capsys.readouterr()), re.DOTALL)
 
 
 def test_rows_many_commits_old_are_stale(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,15 +72,6 @@ def test_overview_over_graph_has_the_modes_compared_with_it() -> None:
     assert len(speedup_tables.overview(compare.Ratios(without.cells), PUBLISHED, "graph").frame) == 0
 
 
-def test_speedups_have_a_row_for_each_baseline(comparisons):
-    table = speedup_tables.speedups(comparisons)
-    found = row(table, workload="EOS", mode="graph")
-    assert found["speedup"] == pytest.approx(2.0)
-    assert found["low"] == pytest.approx(2.0) == found["high"]
-    assert (found["verdict"], found["kernels"], found["processes"], found["blocks"]) == ("FAST", "same", 3, 6)
-    assert (found["alternating"], found["missing"]) == (True, None)
-
-
 def test_times_split_host_time_into_kernel_time_and_the_rest(run):
     found = row(table_of("times", run), workload="EOS", mode="compile")
     # three times six blocks of 100, 101, 99; device one less; kernels 40
