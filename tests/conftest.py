@@ -152,7 +152,6 @@ LONG_WITHOUT_A_GPU = frozenset(
         "optimizations/torch_internals/test_gpu_state.py",
         "optimizations/trees/test_exits.py",
         "optimizations/trees/test_strange_programs.py",
-        "suite/explain/test_obstacles.py",
         "suite/explain/test_programs.py",
         "suite/explain/test_run.py",
         "suite/explain/test_workloads.py",

@@ -147,6 +147,7 @@ def test_run_in_use_is_refused(fake: Fake) -> None:
     writer, _ = RunWriter.reopen(run)
     with writer:
         done = fake("run", "--resume", run.name)
+        assert len(read_run(run).cells) == 2, "it can be read"
     assert done.returncode == 2
     assert "another `encore run`" in done.stderr
 

@@ -13,15 +13,20 @@ from suite.explain.targets import Target
 
 AS_USERS_DO = ("XLNET-I", "published")
 FORKED = (("XLNET-I", "current"), *((name, "published") for name in ("MMC", "ST", "DCGAN", "DGPT2")))
+TRACED = ("DALLE2", "BSCG", "STCLM", "VM", "DMLM", "DBV2", "XLNET-T")
+"""Workloads that are not lowered, which is what takes time."""
 
-pytestmark = pytest.mark.timeout(600)
+Found = dict[tuple[str, str], Explanation]
+
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
-def explanations(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Explanation]:
+def explanations(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """One is for a process that `explain_many` starts, the others for processes without PyTorch's compilers."""
     ((_, found),) = explain_many([Target(*AS_USERS_DO, "tiny")])
-    return {AS_USERS_DO: found, **explained(tmp_path_factory.mktemp("explained"), *FORKED, ("ST", "current/traced"))}
+    traced = (("ST", "current/traced"), *((name, "published/traced") for name in TRACED))
+    return {AS_USERS_DO: found, **explained(tmp_path_factory.mktemp("explained"), *FORKED, *traced)}
 
 
 def lowered(explanation: Explanation, setting: str) -> list[Lowering]:
@@ -29,7 +34,7 @@ def lowered(explanation: Explanation, setting: str) -> list[Lowering]:
     return [lowering for graph in explanation.graphs for lowering in graph.lowerings if lowering.setting == setting]
 
 
-def test_mmc_copies_its_mask_in_each_call(explanations: dict[tuple[str, str], Explanation]) -> None:
+def test_mmc_copies_its_mask_in_each_call(explanations: Found) -> None:
     explanation = explanations["MMC", "published"]
     (graph,) = explanation.graphs
     assert Counter(node.kind for node in graph.placement.cpu_nodes_before) == {"attribute": 1, "constant": 1}
@@ -44,9 +49,7 @@ def test_mmc_copies_its_mask_in_each_call(explanations: dict[tuple[str, str], Ex
     assert unpartitioned.kernels_outside == stock.kernels_in_graphs
 
 
-def test_published_xlnet_is_moved_with_partitions_else_blocked(
-    explanations: dict[tuple[str, str], Explanation],
-) -> None:
+def test_published_xlnet_is_moved_with_partitions_else_blocked(explanations: Found) -> None:
     explanation = explanations["XLNET-I", "published"]
     (graph,) = explanation.graphs
     assert Counter(node.kind for node in graph.placement.cpu_nodes_before) == {"constant": 2, "computed": 9}
@@ -58,7 +61,7 @@ def test_published_xlnet_is_moved_with_partitions_else_blocked(
     assert "cpu device" in why.reason
 
 
-def test_current_xlnet_has_no_obstacle(explanations: dict[tuple[str, str], Explanation]) -> None:
+def test_current_xlnet_has_no_obstacle(explanations: Found) -> None:
     explanation = explanations["XLNET-I", "current"]
     (graph,) = explanation.graphs
     assert (graph.placement.cpu_nodes_before, graph.placement.copies_before, graph.stock_captures) == ((), (), True)
@@ -67,7 +70,7 @@ def test_current_xlnet_has_no_obstacle(explanations: dict[tuple[str, str], Expla
         assert (lowering.partitions, lowering.kernels_outside, lowering.not_captured) == (1, 0, [])
 
 
-def test_st_breaks_where_lengths_are_read(explanations: dict[tuple[str, str], Explanation]) -> None:
+def test_st_breaks_where_lengths_are_read(explanations: Found) -> None:
     explanation = explanations["ST", "published"]
     scalars = [node for graph in explanation.graphs for node in graph.placement.cpu_nodes_before]
     assert {(node.kind, node.dtype, str(node.shape)) for node in scalars} == {("attribute", "float64", "()")}
@@ -89,9 +92,7 @@ def test_st_breaks_where_lengths_are_read(explanations: dict[tuple[str, str], Ex
 
 
 @pytest.mark.parametrize(("acronym", "least"), [("DCGAN", 5 + 3), ("DGPT2", 2 * 5)])
-def test_training_is_lowered_and_names_what_is_not_seen(
-    explanations: dict[tuple[str, str], Explanation], acronym: str, least: int
-) -> None:
+def test_training_is_lowered_and_names_what_is_not_seen(explanations: Found, acronym: str, least: int) -> None:
     """`least`: a kernel for each convolution, attention, norm and linear layer."""
     explanation = explanations[acronym, "published"]
     assert explanation.task == "training"
@@ -104,9 +105,36 @@ def test_training_is_lowered_and_names_what_is_not_seen(
 
 
 @pytest.mark.parametrize("acronym", ["ST", "MMC", "XLNET-I"])
-def test_placement_leaves_no_cpu_value(explanations: dict[tuple[str, str], Explanation], acronym: str) -> None:
+def test_placement_leaves_no_cpu_value(explanations: Found, acronym: str) -> None:
     reports = [graph.placement for graph in explanations[acronym, "published"].graphs]
     assert sum(len(report.cpu_nodes_before) for report in reports) >= 2
     for report in reports:
         assert (report.cpu_nodes_after, report.copies_after, report.left) == ((), (), ())
     assert {value.form for report in reports for value in report.hoisted} == {"kept"}
+
+
+def test_dalle2_moves_its_mask_in_every_block(explanations: Found) -> None:
+    (graph,) = explanations["DALLE2", "published"].graphs
+    moves = [copy for copy in graph.placement.copies_before if "self.mask" in (copy.source_line or "")]
+    assert len(moves) == 4, "two blocks, called twice"
+    assert all(copy.blocking for copy in moves)
+    kinds = Counter(node.kind for node in graph.placement.cpu_nodes_before)
+    assert kinds["attribute"] == 1, "one tensor for all blocks"
+    assert explanations["DALLE2", "published"].breaks == []
+
+
+@pytest.mark.parametrize("acronym", ["BSCG", "STCLM"])
+def test_layer_drop_breaks_the_graph_where_it_branches(explanations: Found, acronym: str) -> None:
+    breaks = explanations[acronym, "published"].breaks
+    assert any("if dropout_probability < self.layerdrop" in (each.source_line or "") for each in breaks)
+    assert any("branching" in each.reason for each in breaks)
+    assert len(explanations[acronym, "published"].graphs) > 3
+
+
+def test_mask_rcnn_breaks_at_data_dependent_sizes(explanations: Found) -> None:
+    assert any("Dynamic shape operator" in each.reason for each in explanations["VM", "published"].breaks)
+    nodes = [
+        node.operation for graph in explanations["VM", "published"].graphs for node in graph.placement.cpu_nodes_before
+    ]
+    anchors = [operation for operation in nodes if "anchor_generator.cell_anchors" in operation]
+    assert len(anchors) == 5, "a CPU tensor for each level"

@@ -1,4 +1,4 @@
-"""Dynamo's timers and counters cover one compilation, not earlier ones."""
+"""Timers and counters of compiling, and peaks of memory, count from their restart; toolchains are tried once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import torch
 
 from optimizations import torch_internals
-from suite.measure import compile_times
+from suite.measure import compile_times, memory
 from suite.measure.compile_times import restart_timers, timer_seconds
 
 
@@ -67,3 +67,23 @@ def test_cpp_features_are_detected_once(monkeypatch):
         monkeypatch.setattr(isa, "supported_vec_isa_list", kinds)
         assert compile_times.start_toolchain(torch.device("cpu"), told) is expected
         assert sorted(built) == ([] if told else ["avx2", "avx512 vnni"])
+
+
+def test_peaks_count_from_their_restart(monkeypatch):
+    """Compiling needs far more than replaying; without a restart the larger peak would stand for both."""
+    allocator = {"now": 100, "peak": 100}
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda device=None: allocator.update(peak=allocator["now"])
+    )
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: allocator["peak"])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device=None: 2 * allocator["peak"])
+    device = torch.device("cuda")
+    allocator["peak"] = 5000
+    memory.restart_peak(device)
+    allocator["peak"] = 300
+    assert memory.peak(device) == (300, 600)
+    allocator["peak"] = 5000
+    memory.restart_peak(device)
+    assert memory.peak(device) == (100, 200)

@@ -9,13 +9,14 @@ import socket
 import sys
 from pathlib import Path
 
+import pynvml
 import pytest
 from fixtures.fake_nvml import FakeNvml, nvml
 from fixtures.synthetic_results import environment as synthetic
 
 from suite.measure.environment import code_id, collect, cpu_info, differences, without_folder, without_paths
-from suite.measure.gpu import NoGpu, find_gpu
-from suite.results.schema import Environment
+from suite.measure.gpu import NoGpu, find_gpu, gpu_reader
+from suite.results.schema import Environment, GpuState
 from suite.results.store import REPOSITORY
 
 __all__ = ["nvml"]
@@ -159,3 +160,18 @@ def test_nvml_describes_the_gpu_that_torch_uses() -> None:
     assert found.name == seen.name
     assert found.compute_capability == f"{seen.major}.{seen.minor}"
     assert found.memory_bytes == pytest.approx(seen.total_memory, rel=0.05)
+
+
+def test_reading_names_reasons_that_lower_clocks(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu_reader("GPU-first")() == GpuState(throttle_reasons=["SwPowerCap"])
+    mask = pynvml.nvmlClocksEventReasonHwThermalSlowdown | pynvml.nvmlClocksEventReasonGpuIdle
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", lambda handle: mask)
+    assert gpu_reader("GPU-first")() == GpuState(throttle_reasons=["HwThermalSlowdown"])
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", nvml.not_supported)
+    assert gpu_reader("GPU-first")() == GpuState(throttle_reasons=[])
+
+
+def test_without_nvml_or_this_gpu_nothing_is_read(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu_reader("GPU-third")() is gpu_reader(None)() is None
+    monkeypatch.setattr(pynvml, "nvmlInit", nvml.not_supported)
+    assert gpu_reader("GPU-first")() is None

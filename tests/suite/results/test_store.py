@@ -115,16 +115,6 @@ def test_last_row_of_a_cell_counts(tmp_path: Path) -> None:
     assert read_run(make_run(tmp_path / "twice", good, bad)).cells == (bad,)
 
 
-def test_two_writers_of_one_run_are_refused_and_readers_are_not(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "run", cell())
-    writer, _ = RunWriter.reopen(path)
-    with writer:
-        with pytest.raises(WrongUse, match="another `encore run`"):
-            RunWriter.reopen(path)
-        assert len(read_run(path).cells) == 1
-    RunWriter.reopen(path)[0].close()
-
-
 def test_run_is_not_created_over_existing_files(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", cell())
     with pytest.raises(WrongUse, match=r"is a run already.*--resume"):

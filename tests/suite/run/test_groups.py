@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from fixtures.bench import FOUR, Bench, bench
 from fixtures.fake_runs import events
 
 from suite.measure.modes import select_modes
 from suite.results.schema import Grouping, Status
-from suite.run.group import _first_to_compile
-from suite.worker.compile_cache import CompileCache
 
 __all__ = ["bench"]
 
 
 TWO_HALVES = select_modes(["eager", "compile", "graph", "graph-unpartitioned", "placement", "indirection"])
 """Modes that are two halves of four, with the common baselines in both."""
-
-
-def test_mode_without_graphs_compiles_before_the_others(tmp_path: Path) -> None:
-    """All tune their kernels into one cache, and others' kernels would be the reference's otherwise."""
-    modes = select_modes(["eager", "graph", "compile", "encore"])
-    cache = CompileCache(tmp_path)
-    first = _first_to_compile(modes, cache)
-    assert first is not None and first.name == "compile"
-    assert _first_to_compile(modes[:1], cache) is None
 
 
 def test_modes_that_do_not_fit_are_measured_in_halves(bench: Bench) -> None:

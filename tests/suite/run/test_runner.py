@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
-import os
 import re
+from collections.abc import Mapping, Sequence
 
 import pytest
+from fixtures import fake_worker
 from fixtures.bench import FOUR, Bench, bench
 from fixtures.fake_runs import SETTINGS, events, fake_workers_alive, fake_workload, living, recorded_pids
 from fixtures.synthetic_results import cell as a_cell
@@ -17,8 +17,8 @@ import suite.run.group
 import suite.run.schedule
 from suite.measure.modes import MODES, Mode
 from suite.results import store
-from suite.results.schema import Grouping, Status
-from suite.results.store import read_run
+from suite.results.schema import Correctness, Grouping, Status
+from suite.run.group import bitwise_failure, compare_bitwise
 from suite.run.runner import outcome_line, plan_jobs
 
 __all__ = ["bench"]
@@ -276,24 +276,6 @@ def test_budget_starts_fitting_workloads_and_names_the_rest(bench: Bench) -> Non
     assert "TWO: not started" in (bench.folder / "display").read_text()
 
 
-def test_full_disk_ends_the_run_with_whole_lines(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    workloads = [fake_workload(name) for name in ("ONE", "TWO", "THREE")]
-    real_write = os.write
-
-    def write(descriptor: int, data: bytes) -> int:
-        if b'"workload":"TWO"' in data and data.startswith(b'{"schema_version"'):
-            real_write(descriptor, data[:100])
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real_write(descriptor, data)
-
-    monkeypatch.setattr(os, "write", write)
-    with pytest.raises(OSError, match="No space left"):
-        bench.run(workloads=workloads, modes=FOUR[:1])
-    monkeypatch.undo()
-    assert [cell.workload for cell in read_run(bench.path).cells] == ["ONE"]
-    assert fake_workers_alive() == []
-
-
 def test_cold_caches_are_removed_and_warm_ones_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = bench.folder / "tmp"
     temporary.mkdir()
@@ -307,3 +289,43 @@ def test_cold_caches_are_removed_and_warm_ones_kept(bench: Bench, monkeypatch: p
 def test_outcome_is_one_line() -> None:
     assert outcome_line(a_cell("EOS", "compile", wall_s=3.0)) == "EOS compile: pass in 3s"
     assert outcome_line(failed_cell("EOS", "graph", Status.OOM, error="a\nb")) == "EOS graph: oom in 10s: a"
+
+
+def correctness(digests: Sequence[str], deterministic: bool = True) -> Correctness:
+    fields = fake_worker.correctness(len(digests), "same")
+    return Correctness.model_validate({**fields, "digests": list(digests), "deterministic": deterministic})
+
+
+STRICT = Mode("strict", "must equal graph", baselines=("compile",), bitwise_with=("graph",))
+PLACEMENT = MODES["placement"]
+SAME, OTHER, ANOTHER = (correctness(digests) for digests in (["a", "b"], ["a", "c"], ["u", "v"]))
+
+
+@pytest.mark.parametrize(
+    ("mode", "known", "expected", "fails"),
+    [
+        (MODES["graph-unpartitioned"], {"graph": [OTHER]}, ("graph", False), False),  # it promises none
+        (MODES["eager"], {"graph": [OTHER]}, (None, None), False),  # it has no graphs
+        (STRICT, {"graph": [OTHER]}, ("graph", False), True),
+        (STRICT, {}, ("graph", None), False),
+        (STRICT, {"graph": [correctness(["a", "c"], deterministic=False)]}, ("graph", None), False),
+        (PLACEMENT, {"graph": [SAME], "graph-unpartitioned": [OTHER]}, ("graph", True), False),
+        (PLACEMENT, {"graph": [OTHER], "graph-unpartitioned": [SAME]}, ("graph-unpartitioned", True), False),
+        (PLACEMENT, {"graph": [OTHER], "graph-unpartitioned": [OTHER]}, ("graph", False), True),
+        # If none is equal they must agree among themselves to be a reference at all.
+        (PLACEMENT, {"graph": [OTHER], "graph-unpartitioned": [ANOTHER]}, ("graph", None), False),
+        # The programs as they are, with the same kernels: they tell nothing about different kernels.
+        (PLACEMENT, {"graph-unpartitioned": [OTHER], "compile": [OTHER]}, ("graph-unpartitioned", None), False),
+        (PLACEMENT, {"graph-unpartitioned": [SAME], "compile": [SAME]}, ("graph-unpartitioned", True), False),
+        (PLACEMENT, {"graph": [SAME, ANOTHER]}, ("graph", True), False),  # of either time that it was prepared
+    ],
+)
+def test_bits_are_compared_with_modes_that_promise_them(
+    mode: Mode, known: Mapping[str, Sequence[Correctness]], expected: tuple[str | None, bool | None], fails: bool
+) -> None:
+    compared = compare_bitwise(mode, SAME, known)
+    assert (compared.bitwise_with, compared.bitwise) == expected
+    failure = bitwise_failure(mode, compared)
+    assert (failure is not None) is fails
+    if failure is not None:
+        assert f"must equal those of {' or '.join(mode.bitwise_with)} bit for bit" in failure.error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from torch._inductor.runtime.autotune_cache import AutotuneCache
 import suite.worker.compilation
 from suite.results.schema import CompileConditions
 from suite.worker.compilation import CALLS_OF_START, CALLS_TO_REPLAY
+from suite.worker.compile_cache import CompileCache
 from suite.worker.protocol import Measure, OomTogether
 
 __all__ = ["cell"]
@@ -117,3 +119,16 @@ def test_graphs_waiting_for_memory_of_others_are_not_measured(cell, monkeypatch,
         return
     with pytest.raises(OomTogether, match="for lack of memory: 13 GB are needed"):
         live._compilation._settle(times)
+
+
+def test_kept_compile_cache_has_kernels_but_no_graphs_or_results(tmp_path: Path) -> None:
+    kept = [tmp_path / "inductor" / "ab" / "kernel.py", tmp_path / "rank1" / "inductor" / "cd" / "kernel.py"]
+    gone = [tmp_path / "inductor" / "fxgraph" / "x", tmp_path / "rank1" / "inductor" / "aotautograd" / "y"]
+    gone.append(tmp_path / "judged" / "real" / "z.json")
+    for file in (*kept, *gone):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    CompileCache(tmp_path)
+    assert all(file.exists() for file in (*kept, *gone))
+    CompileCache(tmp_path, kept=True)
+    assert all(file.exists() for file in kept) and not any(file.exists() for file in gone)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import fcntl
 
 import pytest
+import torch
 from tiny_cells import Mlp, cell, replaced_call
 
+import suite.worker.cell_program
 import suite.worker.compilation
 import suite.worker.gpu_turns
 import suite.worker.judge
 import suite.worker.live_cell
 import suite.worker.measured_once
+from models import registry
 from suite.results.schema import CompileConditions
 from suite.worker.gpu_turns import TURNS, GpuTurns
 from suite.worker.live_cell import start
@@ -125,3 +128,24 @@ def test_started_process_imports_its_model_and_its_compilers(cell, monkeypatch, 
     assert start(spec.model_copy(update={"device": "cuda"})).vec_isa_ok is (True if started else None)
     assert built == ["tiny"]
     assert toolchains == started, "the GPU is not touched"
+
+
+def test_input_sets_that_share_memory_are_refused(cell):
+    shared = torch.ones(4, 8)
+    live = cell(Mlp, inputs=lambda variant, size, generator: registry.Inputs(args=(shared,)))
+    with pytest.raises(ValueError, match="same address"):
+        live.prepare()
+
+
+def test_temporary_memory_of_an_input_set_is_freed_at_once(cell, monkeypatch):
+    """Those of eight processes are made at the same time, and drawn in float32 each."""
+    events = []
+
+    def inputs(variant, size, generator):
+        events.append("made")
+        return registry.Inputs(args=(torch.randn(4, 8, generator=generator),))
+
+    monkeypatch.setattr(suite.worker.cell_program, "release", lambda device: events.append("given back"))
+    live = cell(Mlp, inputs=inputs, spec={"input_sets": 3})
+    live.build()
+    assert events == ["made", "given back"] * 3
