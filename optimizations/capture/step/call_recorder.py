@@ -230,7 +230,7 @@ class CallRecorder:
         if changing is not None:
             return self._refuse_all(changing, args, kwargs, call)
         frozen = tuple([not parameter.requires_grad for parameter in call.parameters])
-        held = hooks_of(call.parameters, map(vars, state.modules.values()))
+        held = hooks_of(call.parameters, map(vars, [*state.modules.values(), *state.optimizers.values()]))
         hooks = tuple([id(hook) for registered in held for hook in registered.values()])
         progress = self._plan.next((key, pattern(call.before), frozen, hooks, numbers))
         if (exhausted := self._plan.exhausted()) is not None:

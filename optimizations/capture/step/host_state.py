@@ -27,6 +27,8 @@ CELL = "cell_contents"
 KEPT_BY_MODULES = ("_parameters", "_buffers", "_modules")
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Where a module keeps its hooks."""
+OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+"""Where an optimizer keeps its hooks."""
 Content = dict[Any, Any]
 """Keys and values of a container. The keys of a list are its indices, those of a set the ids of its members."""
 
@@ -190,7 +192,8 @@ class HostState:
                 continue
             for key in dict.fromkeys([*old, *new]):
                 was, now = old.get(key, _ABSENT), new.get(key, _ABSENT)
-                if was is now:
+                # An optimizer adds a state at a parameter's first step only.
+                if was is now or (was is _ABSENT and container.always_read and isinstance(key, torch.Tensor)):
                     continue
                 replaced.add(id(was))
                 if not is_unchanged(was, now, contents):
@@ -252,10 +255,11 @@ def key_name(key: Any) -> str:
 
 
 def hooks_of(tensors: Iterable[torch.Tensor], attributes: Iterable[dict[str, Any]]) -> list[dict[int, Any]]:
-    """Return the dicts of hooks: global ones, those of these tensors, and those in these `vars` of modules."""
+    """Return the dicts of hooks: global ones, those of these tensors, and those in `vars` of modules and optimizers."""
     of_tensors = [held for tensor in tensors for held in tensor_hooks(tensor)]
-    of_modules = [held for own in attributes for name in MODULE_HOOKS if (held := own.get(name)) is not None]
-    return [*global_hooks(), *of_tensors, *of_modules]
+    names = (*MODULE_HOOKS, *OPTIMIZER_HOOKS)
+    of_owners = [held for own in attributes for name in names if (held := own.get(name)) is not None]
+    return [*global_hooks(), *of_tensors, *of_owners]
 
 
 class Hooks:
@@ -264,12 +268,12 @@ class Hooks:
     PyTorch numbers registrations, so the latest number is compared first. A removal does not change that number, so the
     sizes of the dicts that had hooks are compared too. All dicts are read only if one of these differs.
 
-    `tensors` are those whose gradients a step computes. Modules are not referenced: one that was passed as an argument
-    may be freed.
+    `tensors` are those whose gradients a step computes, `owners` modules and optimizers. Owners are not referenced: a
+    module that was passed as an argument may be freed.
     """
 
-    def __init__(self, tensors: Iterable[torch.Tensor], modules: Iterable[torch.nn.Module] = ()) -> None:
-        self._tensors, self._attributes = list(tensors), [vars(module) for module in modules]
+    def __init__(self, tensors: Iterable[torch.Tensor], owners: Iterable[Any] = ()) -> None:
+        self._tensors, self._attributes = list(tensors), [vars(owner) for owner in owners]
         self._hooks, self._compared = self._read()
 
     def _read(self) -> tuple[list[Callable[..., Any]], tuple[int, list[dict[int, Any]], list[int]]]:

@@ -24,7 +24,14 @@ import torch
 
 from optimizations.capture.signature import PLAIN, parts
 from optimizations.capture.static_loader import StaticLoader
-from optimizations.capture.step.host_state import CELL, KEPT_BY_MODULES, MODULE_HOOKS, Container, HostState
+from optimizations.capture.step.host_state import (
+    CELL,
+    KEPT_BY_MODULES,
+    MODULE_HOOKS,
+    OPTIMIZER_HOOKS,
+    Container,
+    HostState,
+)
 from optimizations.capture.step.user_code import (
     attributes_of,
     class_values,
@@ -260,10 +267,14 @@ class _Walk:
         kind, attributes = type(optimizer), vars(optimizer)
         settings = {"is_attributes": True, "always_read": True, "of_library": not is_users(kind.__module__)}
         yield from self._hold(attributes, path, 1, but=lambda name: name == "state" or is_own(name), **settings)
+        # Held as well: a program may empty it, and a capture that fails may have added states that were never computed.
+        self._hold(optimizer.state, f"{path}.state", 0, always_read=True, of_library=True)
         for index, (parameter, kept) in enumerate(optimizer.state.items()):
             if isinstance(kept, dict):
                 yield from self._hold(kept, f"{path}.state[{index}]", 0, always_read=True, of_library=True)
             yield f"{path}.parameters[{index}]", parameter, 0
+        for name in OPTIMIZER_HOOKS:
+            yield from ((f"{path}.{name}", hook, 0) for hook in list(attributes.get(name, {}).values()))
         if is_users(kind.__module__):
             yield kind.__qualname__, kind, 0
 

@@ -112,6 +112,7 @@ def compared(state: HostState, ignore: Ignore) -> dict[str, Value]:
     Equal names, such as those of variables of two functions, get numbers.
     """
     found: dict[str, Value] = {}
+    numbers: dict[str, int] = {}
     for container in state.containers:
         held, sized = container.held, container.names is None
         if not container.is_compared or (sized and isinstance(held, (set, deque))):
@@ -127,10 +128,10 @@ def compared(state: HostState, ignore: Ignore) -> dict[str, Value]:
             token = exact(len(held)) if _is_sized(container) else _ANY_SIZE
             entries.append((f"{container.path} (size)", SIZE, len(held), token))
         for name, *entry in entries:
-            unique, number = name, 1
+            unique = name
             while unique in found:
-                number += 1
-                unique = f"{name} ({number})"
+                numbers[name] = numbers.get(name, 1) + 1
+                unique = f"{name} ({numbers[name]})"
             found[unique] = Value(unique, container, *entry)
     return found
 
@@ -192,7 +193,7 @@ class Watch:
         self._by_value: set[str] = set()
         self._written: set[int] = set()
         modules = [module for module in state.modules.values() if not ignore(vars(module), MODULE_HOOKS[0])]
-        self._hooks = Hooks(state.parameters() if hooks_of_tensors else (), modules)
+        self._hooks = Hooks(state.parameters() if hooks_of_tensors else (), [*modules, *state.optimizers.values()])
         found = _read_tensors(state, reads, extra, self._dropped)
         kept = _kept_by_optimizers(state, found)
         of_optimizers = {id(one) for group in kept for one in group}

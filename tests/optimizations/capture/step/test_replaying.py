@@ -188,6 +188,12 @@ def another_weight(loop: Loop) -> None:
     loop.model[0].weight = nn.Parameter(torch.zeros_like(loop.model[0].weight))
 
 
+def decay(optimizer: torch.optim.Optimizer, *given: Any) -> None:
+    with torch.no_grad():
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.mul_(0.5)
+
+
 CHANGES: dict[str, Callable[[Loop], Any]] = {
     "a number in a dict": lambda loop: loop.settings.update(scale=2.5),
     "the mode of a module": lambda loop: loop.model[1].eval(),
@@ -204,6 +210,10 @@ CHANGES: dict[str, Callable[[Loop], Any]] = {
     "a number of an optimizer": lambda loop: loop.optimizer.param_groups[0].update(weight_decay=0.5),
     "a group more": lambda loop: loop.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]}),
     "another state": lambda loop: loop.optimizer.state[loop.model[0].weight].update(exp_avg=torch.zeros(16, 8)),
+    "no state of a parameter": lambda loop: loop.optimizer.state.pop(loop.model[0].weight),
+    "no states": lambda loop: loop.optimizer.state.clear(),
+    "states of a new run": lambda loop: setattr(loop.optimizer, "state", collections.defaultdict(dict)),
+    "a hook of an optimizer": lambda loop: loop.optimizer.register_step_post_hook(decay),
     "a loaded state": lambda loop: loop.optimizer.load_state_dict(loop.optimizer.state_dict()),
 }
 
