@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from fake_tensor_map import make_tensor_map, replace_address
-from recorded_captures import RecordedCaptures, load_captures
+from pydantic import BaseModel, ConfigDict
 
 from optimizations.graph.plan import (
     Available,
@@ -39,12 +39,26 @@ FOLDER = Path(__file__).parents[2] / "data" / "captures"
 FILES = sorted(path.stem for path in FOLDER.glob("*.json"))
 WORKLOADS = sorted(f"workloads/{path.stem}" for path in FOLDER.glob("workloads/*.json"))
 
+
+class RecordedCaptures(BaseModel):
+    """Two captures at different placeholder addresses and, where needed, a `control` at the addresses of the first and
+    a `repeat` at those of the second. `provenance` names the program and the machine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_bytes="hex", val_json_bytes="hex")
+
+    provenance: dict[str, str]
+    first: Capture
+    second: Capture
+    control: Capture | None = None
+    repeat: Capture | None = None
+
+
 Place = tuple[int, int, int]
 """Node, parameter and byte offset in it of a word; a copy's source is (node, 0, 0)."""
 
 
 def load(name: str) -> RecordedCaptures:
-    return load_captures(FOLDER / f"{name}.json")
+    return RecordedCaptures.model_validate_json((FOLDER / f"{name}.json").read_bytes())
 
 
 def analyse(pair: RecordedCaptures) -> Analysis:

@@ -19,8 +19,14 @@ from suite.explain.targets import Target
 from suite.results.errors import EncoreError
 from suite.run import asked
 
-FAKE = Path(__file__).parents[2] / "support" / "fixtures" / "fake_explain.py"
 FAKE_WORKER = Path(__file__).parents[2] / "support" / "fixtures" / "fake_explain_worker.py"
+ENCORE = f"""
+import sys
+from suite.cli.main import main
+from suite.explain import run
+run.WORKER_COMMAND = (sys.executable, {str(FAKE_WORKER)!r})
+main()
+"""
 
 
 @pytest.fixture
@@ -34,7 +40,7 @@ class Explaining:
     def __init__(self, folder: Path, *arguments: str) -> None:
         pids = folder / "pids"
         self.process = subprocess.Popen(
-            [sys.executable, str(FAKE), "any:quick", "any:hang", *arguments],
+            [sys.executable, "-c", ENCORE, "explain", "any:quick", "any:hang", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
