@@ -25,8 +25,7 @@ def line_searches(world: World) -> None:
     """An optimizer calls forward and backward as often as it likes, and goes back to parameters from before."""
     net, run = world.compiled(_net())
     optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=2)
-    for step in range(3):
-        x = world.values(step)
+    for _, x in world.steps(3):
 
         def loss(x: torch.Tensor = x) -> Any:
             optimizer.zero_grad()
@@ -53,8 +52,7 @@ def inner_loops_on_weights_of_their_own(world: World) -> None:
 @kind()
 def checkpoints_around_compiled_modules(world: World) -> None:
     net, run = world.compiled(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0), nn.Tanh()))
-    for step in range(STEPS):
-        x = world.values(step, grad=True)
+    for _, x in world.steps(grad=True):
         y = checkpoint(run, checkpoint(run, x, use_reentrant=False), use_reentrant=False)
         world.train(y, net)
         world.note(x.grad)
@@ -79,8 +77,7 @@ def backwards_that_run_the_forward_again(world: World) -> None:
             torch.autograd.backward(y, gradient)
             return x.grad
 
-    for step in range(2 * STEPS):
-        x = world.values(step, grad=True)
+    for _, x in world.steps(2 * STEPS, grad=True):
         y: Any = Again.apply(Again.apply(x))  # type: ignore[no-untyped-call]
         world.train(y, net)
         world.note(x.grad)

@@ -53,8 +53,7 @@ def functions_with_state(world: World) -> None:
         return y.sum() + count.sum()
 
     run = world.compile(program)
-    for step in range(STEPS):
-        x = world.values(step, grad=True)
+    for _, x in world.steps(grad=True):
         run(x).backward()
         world.note(x.grad, weight.grad)
         weight.grad = None
@@ -75,8 +74,7 @@ def gradients_of_gradients(world: World) -> None:
     net = world.module(nn.Linear(4, 1))
     run = world.compile(lambda x: net(x).sigmoid())
     plain = nn.Sequential(net, nn.Tanh())
-    for step in range(STEPS):
-        x = world.values(step, grad=True)
+    for _, x in world.steps(grad=True):
         (slope,) = torch.autograd.grad(plain(x).sum(), x, create_graph=True)
         loss = (slope.norm(dim=1) - 1).square().mean() + run(x).mean()
         loss.backward()
@@ -88,8 +86,7 @@ def gradients_of_gradients(world: World) -> None:
 def gradients_of_compiled_gradients(world: World) -> None:
     """The backward of a compiled function is differentiated, which stock refuses."""
     run = world.compile(lambda x: (x**3).sin())
-    for step in range(STEPS):
-        x = world.values(step, grad=True)
+    for _, x in world.steps(grad=True):
         try:
             (slope,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
             slope.sum().backward()
@@ -140,8 +137,7 @@ def steps_in_hooks_behind_the_gradient(world: World) -> None:
 @kind()
 def saved_tensors_packed_otherwise(world: World) -> None:
     net, run = world.compiled(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
-    for step in range(STEPS):
-        x = world.values(step, grad=True)
+    for step, x in world.steps(grad=True):
         if step % 3 == 2:
             y = run(x)
         else:
@@ -226,8 +222,7 @@ def _backward_or_error(world: World, loss: torch.Tensor, *leaves: torch.Tensor) 
 def results_written_before_the_backward(world: World) -> None:
     """The backward reads two of the three results. Later some are kept as well."""
     run, kept = world.compile(lambda x: (x.exp(), x.tanh(), x * 2)), []
-    for step in range(4 * STEPS):
-        x = world.values(step, grad=True)
+    for step, x in world.steps(4 * STEPS, grad=True):
         results = run(x)
         if step > STEPS and step % 2:
             with torch.no_grad():
@@ -243,8 +238,7 @@ def results_written_after_another_function_read_them(world: World) -> None:
     """The second function saves the result of the first, or a view of it, for its backward."""
     weight = world.values(80, 4, grad=True)
     make, read = world.compile(lambda x: x * 2), world.compile(lambda y: (y * weight).sum())
-    for step in range(4 * STEPS):
-        x = world.values(step, grad=True)
+    for step, x in world.steps(4 * STEPS, grad=True):
         y = make(x)
         loss = read(y[1:] if step % 4 > 1 else y)
         if step > STEPS and step % 2:

@@ -50,8 +50,7 @@ def alternating_stances(world: World) -> None:
 @kind(gradients=False)
 def calls_in_ever_new_orders(world: World) -> None:
     runs = [world.compile(layer) for layer in _layers(world, 3)]
-    for step in range(4 * STEPS):
-        x = world.values(step)
+    for step, x in world.steps(4 * STEPS):
         for number in [(0, 1, 2), (0, 2), (1,), (2, 1, 0), (0, 0, 1)][step % 5]:
             x = runs[number](x)
         world.note(x)

@@ -173,8 +173,7 @@ def results_in_cycles_and_containers(world: World) -> None:
 @kind(gradients=False)
 def the_same_result_passed_twice(world: World) -> None:
     run = world.compile(lambda x, y: (x * 2 + y, y.sin()))
-    for step in range(2 * STEPS):
-        x = world.values(step)
+    for step, x in world.steps(2 * STEPS):
         first, second = run(x, x if step % 2 else world.values(step + 20))
         third, fourth = run(first, first if step % 3 else second)
         world.note(third, fourth)
@@ -194,8 +193,7 @@ def _said(call: Callable[[], Any]) -> Any:
 def transforms_around_a_compiled_function(world: World) -> None:
     net = world.module(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
     run = world.compile(lambda x: net(x))
-    for step in range(STEPS):
-        x = world.values(step)
+    for _, x in world.steps():
         world.note(run(x))
         world.note(_said(lambda x=x: torch.func.grad(lambda x: run(x).sum())(x)))
         world.note(_said(lambda x=x: torch.func.vmap(run)(x)))
@@ -225,8 +223,7 @@ def dual_numbers(world: World) -> None:
 def tracers_around_a_compiled_function(world: World) -> None:
     net = world.module(nn.Linear(4, 4))
     run = world.compile(lambda x: net(x).relu())
-    for step in range(STEPS):
-        x = world.values(step)
+    for _, x in world.steps():
         world.note(run(x))
         world.note(_said(lambda x=x: make_fx(run)(x)(x + 1)))
         world.note(_said(lambda x=x: torch.jit.trace(run, x)(x + 1)))
@@ -247,8 +244,7 @@ def vectorized_jacobians(world: World) -> None:
     """Backwards of a recorded forward, many at once: `is_grads_batched`."""
     weight = world.values(61, 4, 4, grad=True)
     run = world.compile(lambda x: torch.sin(x @ weight))
-    for step in range(STEPS):
-        x = world.values(step, grad=True)
+    for _, x in world.steps(grad=True):
         y = run(x)
         rows = torch.eye(12, device=world.device).reshape(12, 3, 4)
         try:

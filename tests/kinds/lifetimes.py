@@ -134,8 +134,7 @@ def values_kept_for_results(world: World) -> None:
         kept[tensor] = tensor.detach().sum()
         return found, kept[tensor]
 
-    for step in range(2 * STEPS):
-        x = world.values(step, grad=True)
+    for step, x in world.steps(2 * STEPS, grad=True):
         y = trained(x)
         world.note(sum_of(y))
         (gradient,) = torch.autograd.grad(y.square().sum(), x)

@@ -145,8 +145,7 @@ def exported_programs(world: World) -> None:
     net = world.module(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval())
     rows = torch.export.Dim("rows", min=2, max=64)
     exported = torch.export.export(net, (world.values(0),), dynamic_shapes=({0: rows},))
-    run = world.compile(exported.module())
-    world.infer(run, inputs=lambda step: (world.values(step, 3 + step % 2, 4),))
+    world.infer(world.compile(exported.module()), inputs=lambda step: (world.values(step, 3 + step % 2, 4),))
 
 
 @kind()
@@ -206,8 +205,7 @@ def dynamically_quantized_modules(world: World) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return x @ ((whole - zero.to(x.device)).to(x.dtype) * scale)
 
-    run = world.compile(program)
-    world.infer(run, between=lambda: zero.add_(1))
+    world.infer(world.compile(program), between=lambda: zero.add_(1))
 
 
 def _net() -> nn.Module:

@@ -18,8 +18,7 @@ def branches_by_a_tensor(world: World) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x: x @ weight, lambda x: (x - 1).cos(), (x,)) + x
 
-    run = world.compile(program)
-    world.infer(run)
+    world.infer(world.compile(program))
 
 
 @kind()
@@ -31,9 +30,7 @@ def branches_by_a_cpu_tensor(world: World) -> None:
         moved = shift.to(x.device)
         return torch.cond(switch, lambda x: x @ weight + moved, lambda x: x - moved, (x,))
 
-    run = world.compile(program)
-    for step in range(STEPS):
-        world.note(run(world.values(step), torch.tensor(step % 3 == 0)))
+    world.infer(world.compile(program), inputs=lambda step: (world.values(step), torch.tensor(step % 3 == 0)))
 
 
 @kind()
@@ -44,8 +41,8 @@ def branches_that_are_trained(world: World) -> None:
         return torch.cond(x.sum() > 0, lambda x: net(x).relu(), lambda x: net(x) * 2, (x,)).sum()
 
     run = world.compile(program)
-    for step in range(STEPS):
-        world.train(run(world.values(step)), net)
+    for _, x in world.steps():
+        world.train(run(x), net)
 
 
 @kind(on_cpu=False)
@@ -56,8 +53,8 @@ def loops_while(world: World) -> None:
         return while_loop(lambda i, x: i < limit, lambda i, x: (i + 1, x * 1.5 - 0.1), (torch.zeros_like(limit), x))
 
     run = world.compile(program)
-    for step in range(STEPS):
-        world.note(run(world.values(step), world.moved(torch.tensor(step % 3 + 1))))
+    for step, x in world.steps():
+        world.note(run(x, world.moved(torch.tensor(step % 3 + 1))))
 
 
 @kind(on_cpu=False)
@@ -67,8 +64,7 @@ def scans(world: World) -> None:
     def program(x: torch.Tensor, start: torch.Tensor) -> Any:
         return scan(lambda carry, row: (carry + row, carry * row), start, x, dim=0)
 
-    run = world.compile(program)
-    world.infer(run, inputs=lambda step: (world.values(step, 5, 4), world.values(step + 60, 4)))
+    world.infer(world.compile(program), inputs=lambda step: (world.values(step, 5, 4), world.values(step + 60, 4)))
 
 
 @kind()
@@ -78,8 +74,7 @@ def scans_associatively(world: World) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return associative_scan(lambda one, other: one * 0.5 + other, x, 0, combine_mode="generic") * 2
 
-    run = world.compile(program)
-    world.infer(run, inputs=lambda step: (world.values(step, 8, 4),))
+    world.infer(world.compile(program), inputs=lambda step: (world.values(step, 8, 4),))
 
 
 @kind(on_cpu=False)
@@ -91,8 +86,7 @@ def maps_over_rows(world: World) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return map_over(lambda row: row @ weight + row, x)
 
-    run = world.compile(program)
-    world.infer(run)
+    world.infer(world.compile(program))
 
 
 @kind(on_cpu=False)
@@ -166,8 +160,7 @@ def checkpoints(world: World) -> None:
 def compiled_blocks_in_reentrant_checkpoints(world: World) -> None:
     blocks = [world.module(nn.Sequential(nn.Linear(4, 4), nn.Tanh())) for _ in range(3)]
     runs = [world.compile(block) for block in blocks]
-    for step in range(STEPS):
-        x = world.values(step, grad=True)
+    for _, x in world.steps(grad=True):
         y = x * 1
         for run in runs:
             y = checkpoint(run, y, use_reentrant=True)
@@ -202,8 +195,7 @@ def vmap_grad_and_jvp(world: World) -> None:
         value, tangent = torch.func.jvp(lambda x: torch.sin(x) * weight, (x,), (torch.ones_like(x),))
         return rows, value, tangent
 
-    run = world.compile(program)
-    world.infer(run, between=lambda: shift.mul_(1.5))
+    world.infer(world.compile(program), between=lambda: shift.mul_(1.5))
 
 
 @kind()
@@ -276,8 +268,8 @@ def custom_operators_that_write(world: World) -> None:
 def custom_operators_that_are_trained(world: World) -> None:
     net = world.module(nn.Linear(4, 4))
     run = world.compile(lambda x: torch.ops.kinds_of_programs.scaled(net(x), 2.5).tanh().sum())
-    for step in range(STEPS):
-        world.train(run(world.values(step)), net)
+    for _, x in world.steps():
+        world.train(run(x), net)
 
 
 @kind(gradients=False, captured=False, unlike_eager="AOTAutograd takes no custom operators that return views")
@@ -287,8 +279,7 @@ def custom_operators_that_return_views(world: World) -> None:
         return row + 1, torch.ops.kinds_of_programs.last_row(x)
 
     run = world.compile(program)
-    for step in range(STEPS):
-        x = world.values(step)
+    for _, x in world.steps():
         _, view = found = run(x)
         world.note(found)
         view.add_(1)
@@ -311,8 +302,7 @@ def custom_operators_next_to_cpu_tables(world: World) -> None:
         on_cpu = torch.ops.kinds_of_programs.counted(table)
         return torch.ops.kinds_of_programs.counted(x + table.to(x.device)) + on_cpu.to(x.device)
 
-    run = world.compile(program)
-    world.infer(run, between=lambda: table.add_(1))
+    world.infer(world.compile(program), between=lambda: table.add_(1))
 
 
 _FAILING = [False]
@@ -405,8 +395,7 @@ def kernels_inside_operators(world: World) -> None:
         scaled: torch.Tensor = torch.ops.kinds_of_programs.scaled_by_triton(x + table.to(x.device), 1.5)
         return scaled + 1
 
-    run = world.compile(program)
-    world.infer(run, between=lambda: table.add_(1))
+    world.infer(world.compile(program), between=lambda: table.add_(1))
 
 
 @kind(gradients=False, on_cpu=False)
@@ -429,8 +418,7 @@ def narrow_matrix_products(world: World) -> None:
 def streams_inside_and_outside(world: World) -> None:
     net = world.module(nn.Linear(4, 4))
     run, side = world.compile(net), torch.cuda.Stream()
-    for step in range(2 * STEPS):
-        x = world.values(step)
+    for step, x in world.steps(2 * STEPS):
         if step % 3 == 2:
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -449,8 +437,7 @@ def weights_that_stream_from_pinned_memory(world: World) -> None:
         return torch.tanh(x @ weight.to(x.device, non_blocking=True))
 
     run = world.compile(program)
-    for step in range(STEPS):
-        x = world.values(step)
+    for step, x in world.steps():
         for weight in resident:
             x = run(x, weight).clone()
         world.note(x)

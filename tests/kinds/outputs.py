@@ -58,8 +58,7 @@ def views_of_inputs_in_training(world: World) -> None:
         return y[0], y.t(), x.view(-1), x.detach(), weight.t()
 
     run = world.compile(program)
-    for step in range(STEPS):
-        x = world.values(step, grad=True)
+    for _, x in world.steps(grad=True):
         row, turned, flat, detached, other = run(x)
         (row.sum() + turned.square().sum() + flat.sum() * 2 + other.sum()).backward()
         world.note(row, turned, flat, detached.requires_grad, x.grad, weight.grad)
@@ -112,8 +111,8 @@ def empty_and_single_tensors(world: World) -> None:
         return torch.cat([x, none]) * one, none + 1, one.sum(), torch.empty(0, device=x.device)
 
     run = world.compile(program)
-    for step in range(STEPS):
-        world.note(run(world.values(step), world.values(step, 0, 4), world.values(step + 20, 1)))
+    for step, x in world.steps():
+        world.note(run(x, world.values(step, 0, 4), world.values(step + 20, 1)))
 
 
 @kind()
@@ -203,8 +202,7 @@ def results_on_the_cpu(world: World) -> None:
         on_cpu = y.sum(0).cpu()
         return y, on_cpu, on_cpu + table, table * 2
 
-    run = world.compile(program)
-    world.infer(run, between=lambda: table.add_(1))
+    world.infer(world.compile(program), between=lambda: table.add_(1))
 
 
 @kind(gradients=False)
@@ -261,8 +259,7 @@ def items_that_break_the_graph(world: World) -> None:
             return y * 2
         return y - float(y.max())
 
-    run = world.compile(program)
-    world.infer(run, 2 * STEPS)
+    world.infer(world.compile(program), 2 * STEPS)
 
 
 @kind(captured=False)

@@ -263,8 +263,7 @@ def narrow_and_unsigned_numbers(world: World) -> None:
         )
 
     run = world.compile(program)
-    for step in range(STEPS):
-        x = world.values(step)
+    for step, x in world.steps():
         found = run(x, world.whole(step, 999, dtype=torch.uint16), x.to(torch.float8_e5m2), x > 0)
         world.note([one.to(torch.float32) for one in found])
 

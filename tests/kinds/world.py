@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,12 @@ class World:
         self.note([parameter.grad for parameter in module.parameters() if parameter.grad is not None])
         module.zero_grad()
 
+    def steps(self, count: int = STEPS, *, grad: bool = False) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the number of each call and values for it."""
+        for step in range(count):
+            yield step, self.values(step, grad=grad)
+
+    @torch.no_grad()
     def infer(
         self,
         run: Callable[..., Any],
@@ -61,10 +67,9 @@ class World:
         between: Callable[[], Any] = lambda: None,
     ) -> None:
         """Note the results of calls without gradients, with these inputs or values of their own."""
-        with torch.no_grad():
-            for step in range(steps):
-                self.note(run(*(inputs(step) if inputs else [self.values(step)])))
-                between()
+        for step, x in self.steps(steps):
+            self.note(run(*(inputs(step) if inputs else [x])))
+            between()
 
     def train(self, result: torch.Tensor, *modules: torch.nn.Module) -> None:
         """Run the backward of a result; note the result and the gradients of modules."""
