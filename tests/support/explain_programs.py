@@ -212,6 +212,19 @@ class BreaksInside(torch.nn.Module):
         return y.cos() + x
 
 
+class Towers(nn.Module):
+    """Two towers that do not depend on each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left = self.left(x).softmax(-1)
+        right = self.right(x).tanh().sum(-1)
+        return left * right[:, None]
+
+
 def of(make: Callable[[], nn.Module]) -> Callable[[], Made]:
     """Return the program that calls a module on 8 rows."""
     return lambda: (make(), (torch.randn(8, WIDTH),))
@@ -230,6 +243,7 @@ device_constant = of(DeviceConstant)
 gradient_in_forward = of(GradientInForward)
 repeats = of(Repeats)
 raises = of(Raises)
+towers = of(Towers)
 attention_bf16 = functools.partial(_attention, torch.bfloat16)
 attention_bf16_masked = functools.partial(_attention, torch.bfloat16, masked=True)
 attention_fp32 = functools.partial(_attention, torch.float32)

@@ -1,18 +1,21 @@
-"""Capture the programs of `explain_programs` together, in a process of their own, and provide what explain sees.
+"""Explain workloads and the programs of `explain_programs`, and provide what explain and Inductor made of them.
 
-As a script it captures them one after another, and writes what explain saw as JSON: a pretended GPU needs its own
-process, and importing the compiler takes longer than any of the programs.
+Each is explained in a process of its own, as by `encore explain`, but forked off one that has imported PyTorch's
+compilers, which takes longer than any of the programs: `python explain_seen.py FOLDER TARGET...`, with a file
+FOLDER/NUMBER.json for each target.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib
 import inspect
-import itertools
 import json
+import logging
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,62 +23,35 @@ import explain_programs
 
 from suite.explain.records import Explanation, FxGraph, Lowering
 
-
-def captured(names: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Return what this file as a script writes of these programs."""
-    answer = folder / "answer.json"
-    here = Path(__file__).parent
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__, str(answer), *names],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join((str(here.parents[1]), str(here))),
-            "PATH": str(folder),  # no C++ compiler: none is needed
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-            "TRITON_CACHE_DIR": str(folder / "triton"),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert answer.exists(), done.stderr[-4000:]
-    loaded: dict[str, Any] = json.loads(answer.read_text())
-    return loaded
-
-
-def explained(folder: Path, *targets: tuple[str, str]) -> dict[tuple[str, str], Explanation]:
-    """Return explanations of workloads in their tiny sizes, by acronym and variant; see `explain_workloads`."""
-    script = Path(__file__).parent / "fixtures" / "explain_workloads.py"
-    done = subprocess.run(
-        [sys.executable, str(script), str(folder), *itertools.chain(*targets)],
-        capture_output=True,
-        text=True,
-        timeout=800,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-    )
-    assert done.returncode == 0, done.stderr
-    names = [(acronym, variant.removesuffix("/traced")) for acronym, variant in targets]
-    found = {name: Explanation.model_validate_json((folder / f"{'.'.join(name)}.json").read_text()) for name in names}
-    assert {name: one.error for name, one in found.items() if one.error} == {}
-    return found
+# Explain imports these when PyTorch has a pretended GPU. None of them queries the GPU when it is imported.
+COMPILERS = (
+    "torch._dynamo.aot_compile",
+    "torch._inductor.fx_passes.joint_graph",
+    "torch._inductor.fx_passes.pad_mm",
+    "torch._inductor.fx_passes.post_grad",
+    "torch._inductor.lowering",
+    "torch._inductor.scheduler",
+    "torch._inductor.codegen.cuda_combined_scheduling",
+    "torch._inductor.codegen.wrapper",
+    "transformers",
+)
+TRACED = "/traced"
 
 
 class Seen:
-    """Return what was seen of one program."""
+    """Hold what was seen of one target.
+
+    `lines`: of stock's generated module, the first of `source`, (line, stack trace of the program) as Inductor has it.
+    """
 
     def __init__(self, answer: dict[str, Any]) -> None:
-        self.graphs = [FxGraph.model_validate(graph) for graph in answer["graphs"]]
-        self.breaks: list[dict[str, str]] = answer["breaks"]
-        self.limits: list[str] = answer["limits"]
-        self.failure: str | None = answer["failure"]
-        self.source: str = answer["sources"].get("graph", "")
+        self.explanation = Explanation.model_validate(answer["explanation"])
+        self.source, self.lines = answer["modules"][0] if answer["modules"] else ("", [])
 
     @property
     def graph(self) -> FxGraph:
-        assert self.failure is None
-        (graph,) = self.graphs
+        assert self.explanation.error is None
+        (graph,) = self.explanation.graphs
         return graph
 
     @property
@@ -91,6 +67,33 @@ class Seen:
         return lowering
 
 
+def explained(folder: Path, *targets: str) -> dict[str, Seen]:
+    """Return what was seen of targets by name: `ACRONYM/VARIANT` in its tiny size, or a name of `explain_programs`.
+
+    Of a target with `TRACED` after it nothing is lowered, which is what takes time.
+    """
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, __file__, str(folder), *targets],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(here.parents[1]), str(here))),
+            "PATH": str(folder),  # no C++ compiler: none is needed
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+            "TRITON_CACHE_DIR": str(folder / "triton"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    answers = [json.loads((folder / f"{number}.json").read_text()) for number in range(len(targets))]
+    return {name.removesuffix(TRACED): Seen(answer) for name, answer in zip(targets, answers, strict=True)}
+
+
 def line_of(text: str) -> int:
     """Number of the one line of `explain_programs` that holds `text`."""
     lines = inspect.getsource(explain_programs).splitlines()
@@ -102,26 +105,40 @@ def at(text: str) -> str:
     return f"tests/support/explain_programs.py:{line_of(text)} in "
 
 
-def main(answer: Path, names: list[str]) -> None:
-    import torch
+def main(folder: Path, targets: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    for name in COMPILERS:
+        importlib.import_module(name)
+    gc.freeze()  # no collection in a child touches, and so copies, what is here
+    for number, target in enumerate(targets):
+        child = os.fork()
+        if child == 0:
+            (folder / f"{number}.json").write_text(json.dumps(_explain(target)))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert status == 0, f"{target}: {status}"
 
-    seen = {name: _capture(name) for name in names}
-    answer.write_text(json.dumps({"programs": seen, "cuda_afterwards": torch.cuda.is_available()}))
 
+def _explain(target: str) -> dict[str, Any]:
+    from suite.explain import capture, lowering, worker
+    from suite.explain.targets import Target
 
-def _capture(name: str) -> dict[str, Any]:
-    from models.own_program import load
-    from suite.explain.build import build_program
-    from suite.explain.capture import capture
+    modules: list[Any] = []
+    load_nothing = lowering._Seen.load
 
-    found = capture(build_program(load(f"{explain_programs.__name__}:{name}")))
-    return {
-        "graphs": [graph.model_dump(mode="json") for graph in found.graphs],
-        "breaks": [each.model_dump(mode="json") for each in found.breaks],
-        "limits": found.limits,
-        "failure": None if found.failure is None else repr(found.failure),
-        "sources": {one.setting: one.source for graph in found.graphs for one in graph.lowerings},
-    }
+    def noting(seen: Any, graph: Any, code: Any) -> Any:
+        modules.append((code.value, [(number, node.stack_trace) for number, node in code.line_map]))
+        return load_nothing(seen, graph, code)
+
+    lowering._Seen.load = noting  # type: ignore[method-assign]
+    if target.endswith(TRACED):
+        capture._lowered = lambda *graph: ({}, {})  # type: ignore[assignment]
+    name, _, variant = target.removesuffix(TRACED).partition("/")
+    wanted = Target(name, variant, "tiny") if variant else Target(f"{explain_programs.__name__}:{name}", None)
+    explanation = worker.explain(wanted).explanation
+    assert explanation is not None
+    return {"explanation": explanation.model_dump(mode="json"), "modules": modules}
 
 
 if __name__ == "__main__":

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import generated_lines
 import pytest
 import torch
+from explain_programs import Towers
+from explain_seen import explained
 
 from optimizations import torch_internals
 from optimizations.concurrency.launch_log import LaunchLog
@@ -30,28 +28,17 @@ def program(x: torch.Tensor) -> torch.Tensor:
 
 def test_kernels_of_a_partition_map_to_the_program(tmp_path: Path) -> None:
     """CUDA graphs are made of partitions, whose lines stock PyTorch drops."""
-    answer, script = tmp_path / "answer.json", Path(generated_lines.__file__)
-    folders = (str(Path(__file__).parents[3]), str(script.parent))
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), str(answer)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), "CUDA_VISIBLE_DEVICES": "", **caches},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert answer.exists(), done.stderr[-4000:]
-    left, right, product = (f"{script}:{number} in forward" for number in generated_lines.LINES)
-    module, *_ = json.loads(answer.read_text())
-    text, path = module["text"], str(tmp_path / "module.py")
+    seen = explained(tmp_path, "towers")["towers"]
+    text, path = seen.source, str(tmp_path / "module.py")
     assert "def partition_0(args):" in text
-    torch_internals.PyCodeCache.linemaps[path] = list(zip(*module["lines"], strict=True))
+    torch_internals.PyCodeCache.linemaps[path] = list(zip(*seen.lines, strict=True))
     found = [
         source_line(path, number)
         for number, line in enumerate(text.splitlines(), start=1)
         if ".run(" in line or "extern_kernels." in line
     ]
-    assert found == [left, right, product]
+    forward = [inspect.getsourcefile(Towers), inspect.getsourcelines(Towers.forward)[1]]
+    assert found == [f"{forward[0]}:{forward[1] + line} in forward" for line in (1, 2, 3)]
 
 
 def test_launches_of_generated_code_have_lines_of_the_program() -> None:

@@ -1,16 +1,15 @@
 """Explain reports the obstacle of each small program, from FX graphs and offline lowering for an H100.
 
-All programs are captured once, in one process of their own (`explain_seen`).
+All programs are explained once (`explain_seen`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 from explain_programs import WIDTH
-from explain_seen import Seen, at, captured
+from explain_seen import Seen, at, explained
 
 from suite.explain.records import Lowering
 
@@ -77,15 +76,15 @@ NAMES = (
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return captured(NAMES, tmp_path_factory.mktemp("explain"))
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
+    return explained(tmp_path_factory.mktemp("explain"), *NAMES)
 
 
 @pytest.fixture
-def seen(request: pytest.FixtureRequest, answers: dict[str, Any]) -> Seen:
+def seen(request: pytest.FixtureRequest, answers: dict[str, Seen]) -> Seen:
     """Return the program of a test: its name between `test_` and `__`."""
     name = request.function.__name__.removeprefix("test_").partition("__")[0]
-    return Seen(answers["programs"][name])
+    return answers[name]
 
 
 def work(lowering: Lowering) -> tuple[int, ...]:
@@ -94,9 +93,9 @@ def work(lowering: Lowering) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("name", ONE_GRAPH)
-def test_cpu_values_copies_and_graphs_are_those_of_the_program(answers: dict[str, Any], name: str) -> None:
+def test_cpu_values_copies_and_graphs_are_those_of_the_program(answers: dict[str, Seen], name: str) -> None:
     nodes, copies, captures, settings = ONE_GRAPH[name]
-    seen = Seen(answers["programs"][name])
+    seen = answers[name]
     placement = seen.graph.placement
     assert [f"{node.kind} {node.operation}" for node in placement.cpu_nodes_before] == nodes
     assert [(copy.kind, copy.blocking, copy.copied_bytes) for copy in placement.copies_before] == copies
@@ -116,8 +115,8 @@ def test_cpu_values_copies_and_graphs_are_those_of_the_program(answers: dict[str
         ("mutated_input", "x.add_(1)"),
     ],
 )
-def test_what_is_not_captured_has_its_line(answers: dict[str, Any], name: str, line: str) -> None:
-    seen = Seen(answers["programs"][name])
+def test_what_is_not_captured_has_its_line(answers: dict[str, Seen], name: str, line: str) -> None:
+    seen = answers[name]
     lines = [why.source_line for lowering in (seen.stock, seen.unpartitioned) for why in lowering.not_captured[:1]]
     if name == "mask_attribute":
         placement = seen.graph.placement
@@ -128,34 +127,36 @@ def test_what_is_not_captured_has_its_line(answers: dict[str, Any], name: str, l
 
 def test_cpu_autocast__is_not_analysed_and_says_so(seen: Seen) -> None:
     assert (seen.graph.placement.cpu_nodes_before, seen.graph.placement.copies_before) == ((), ())
-    (limit,) = (limit for limit in seen.limits if "where its values live is not known" in limit)
+    (limit,) = (limit for limit in seen.explanation.limits if "where its values live is not known" in limit)
     assert limit.endswith("the graph switches autocast on the CPU on and off")
 
 
 def test_gradient_in_forward__is_not_lowered(seen: Seen) -> None:
-    assert (seen.failure, seen.graph.lowerings, seen.graph.stock_captures) == (None, [], None)
-    assert any(limit.startswith("graph 0 was not lowered for graph: gradients inside") for limit in seen.limits)
+    assert (seen.graph.lowerings, seen.graph.stock_captures) == ([], None)
+    assert any(
+        limit.startswith("graph 0 was not lowered for graph: gradients inside") for limit in seen.explanation.limits
+    )
 
 
 def test_cpu_index__is_a_limit_with_its_line(seen: Seen) -> None:
-    (limit,) = (limit for limit in seen.limits if "CPU tensor" in limit)
+    (limit,) = (limit for limit in seen.explanation.limits if "CPU tensor" in limit)
     assert at("[self.rows]") in limit
 
 
 def test_lengths_read_by_host__break_the_graph(seen: Seen) -> None:
-    assert seen.failure is None
-    assert len(seen.graphs) == 2
-    reasons = Counter(each["reason"].partition(";")[0] for each in seen.breaks)
+    assert seen.explanation.error is None
+    assert len(seen.explanation.graphs) == 2
+    reasons = Counter(each.reason.partition(";")[0] for each in seen.explanation.breaks)
     assert any("item()" in reason for reason in reasons)
     assert reasons["Dynamic shape operator"] == 1
-    left = [each for each in seen.breaks if "mask itself runs without graphs" in each["reason"]]
-    assert [each["source_line"].startswith(at("lengths[row] :] = 0")) for each in left] == [True]
-    assert not any("comes after it is not seen" in limit for limit in seen.limits)
+    left = [each for each in seen.explanation.breaks if "mask itself runs without graphs" in each.reason]
+    assert [str(each.source_line).startswith(at("lengths[row] :] = 0")) for each in left] == [True]
+    assert not any("comes after it is not seen" in limit for limit in seen.explanation.limits)
 
 
 def test_weight_read_by_host__ends_the_analysis(seen: Seen) -> None:
     assert seen.graph.stock_captures is True
-    (limit,) = (limit for limit in seen.limits if "comes after it is not seen" in limit)
+    (limit,) = (limit for limit in seen.explanation.limits if "comes after it is not seen" in limit)
     assert at("if y.sum() > 0:") in limit
 
 
@@ -168,29 +169,29 @@ def test_dropout__draws_its_numbers_inside_the_graph(seen: Seen) -> None:
 @pytest.mark.parametrize(
     ("name", "launches"), [("attention_bf16", 1), ("attention_bf16_masked", 2), ("attention_fp32", 1)]
 )
-def test_attention_is_one_kernel_marked_as_assumed(answers: dict[str, Any], name: str, launches: int) -> None:
-    seen = Seen(answers["programs"][name])
+def test_attention_is_one_kernel_marked_as_assumed(answers: dict[str, Seen], name: str, launches: int) -> None:
+    seen = answers[name]
     assert "torch.ops.aten._scaled_dot_product_efficient_attention.default(" in seen.source
     assert seen.stock.kernels_in_graphs == launches
-    assert any("fused kernel" in limit for limit in seen.limits)
+    assert any("fused kernel" in limit for limit in seen.explanation.limits)
 
 
 @pytest.mark.parametrize("name", ["attention_bf16_permuted_mask", "attention_fp64"])
-def test_attention_has_no_fused_kernel_for_this_mask_and_dtype(answers: dict[str, Any], name: str) -> None:
-    seen = Seen(answers["programs"][name])
+def test_attention_has_no_fused_kernel_for_this_mask_and_dtype(answers: dict[str, Seen], name: str) -> None:
+    seen = answers[name]
     assert "torch.ops.aten._scaled_dot_product_" not in seen.source
     assert seen.source.count("extern_kernels.bmm(") == 2
-    assert not any("fused kernel" in limit for limit in seen.limits)
+    assert not any("fused kernel" in limit for limit in seen.explanation.limits)
 
 
 def test_raises__keeps_earlier_findings(seen: Seen) -> None:
-    assert seen.failure == "ArithmeticError('no such number')"
-    assert len(seen.graphs) == 1
+    assert (seen.explanation.error or "").startswith("ArithmeticError: no such number")
+    assert len(seen.explanation.graphs) == 1
 
 
 def test_repeats__is_counted_once_with_its_repetitions(seen: Seen) -> None:
-    assert seen.failure is None and len(seen.graphs) == 2
-    assert [limit for limit in seen.limits if "counted once" in limit] == [
+    assert seen.explanation.error is None and len(seen.explanation.graphs) == 2
+    assert [limit for limit in seen.explanation.limits if "counted once" in limit] == [
         "graph 0 runs 3 times in the call, and is counted once",
         "graph 1 runs 3 times in the call, and is counted once",
     ]
@@ -200,8 +201,8 @@ def test_repeats__is_counted_once_with_its_repetitions(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("name", ["mask_attribute", "numpy_scalar", "cpu_index", "constructor_chain"])
-def test_placement_leaves_one_cuda_graph_and_no_copy_per_call(answers: dict[str, Any], name: str) -> None:
-    after = Seen(answers["programs"][name]).graph.placement
+def test_placement_leaves_one_cuda_graph_and_no_copy_per_call(answers: dict[str, Seen], name: str) -> None:
+    after = answers[name].graph.placement
     assert (after.untouched, after.cpu_nodes_after, after.left) == (None, (), ())
     assert {copy.kind for copy in after.copies_after} <= {"scalar"}
 
