@@ -133,10 +133,6 @@ def forward_alone() -> Any:
     return (lambda x: model(x)), (torch.randn(4, 32),)
 
 
-def takes_an_argument(batch: int) -> Any:
-    return Net(), (torch.randn(batch, 32),)
-
-
 def recurrent() -> Any:
     """Dynamo leaves recurrent layers to Python, and there cuDNN needs a GPU."""
     return nn.Sequential(nn.Linear(8, 8), nn.GRU(8, 8)), (torch.randn(3, 2, 8),)
