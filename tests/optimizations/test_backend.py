@@ -120,6 +120,14 @@ def _traced(module: nn.Module) -> tuple[torch.fx.GraphModule, list[Any]]:
     return graph_module, inputs
 
 
+def assert_computes(run: Callable[..., Any], module: nn.Module) -> None:
+    """Check that a function that was compiled of a module computes on new values what the module does."""
+    with torch.no_grad():
+        x = torch.randn(2, 3)
+        ((_, arguments),) = graphs_of(module, x)
+        assert bits(list(run(*arguments))) == bits([module(x)])
+
+
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Replace Inductor by execution on the CPU, the device of all feeds. Return the arguments of its calls."""
@@ -144,12 +152,9 @@ def test_placed_graphs_get_current_attribute_values(on_cpu: list[dict[str, Any]]
     asks_for = {"triton.cudagraphs": True, "max_autotune": True, "custom_should_partition_ops": list(OPERATORS)}
     assert asked["config_patches"] == marked(asks_for)
     assert [node.name for node in asked["graph"].graph.nodes if node.op == "placeholder"][-1] == "encore_hoisted_0"
-    with torch.no_grad():
-        for factor in (1.0, 1.0, 3.0):
-            module.mask.mul_(factor)
-            x = torch.randn(2, 3)
-            ((_, arguments),) = graphs_of(module, x)
-            assert bits(list(run(*arguments))) == bits([module(x)])
+    for factor in (1.0, 1.0, 3.0):
+        module.mask.mul_(factor)
+        assert_computes(run, module)
 
 
 @pytest.mark.parametrize("overload", [True, False])
@@ -192,14 +197,10 @@ def test_graph_runs_unchanged_in_a_capture_of_the_program(
     monkeypatch.setattr(graph_module, "forward", lambda *given: (served.append("as it was"), as_it_was(*given))[1])
     bind = Feeds.bind
     monkeypatch.setattr(Feeds, "bind", lambda self, *given: (served.append("fed"), bind(self, *given))[1])
-    with torch.no_grad():
-        x = torch.randn(2, 3)
-        ((_, arguments),) = graphs_of(module, x)
-        for captured, rests in ((False, False), (True, False), (True, True), (False, False)):
-            monkeypatch.setattr(Feeds, "inside_a_capture", lambda self, captured=captured: captured)
-            monkeypatch.setattr(compiled_graph, "resting", lambda rests=rests: rests)
-            run = encore(graph_module, inputs, options={"lean": False})
-            assert bits(list(run(*arguments))) == bits([module(x)])
+    for captured, rests in ((False, False), (True, False), (True, True), (False, False)):
+        monkeypatch.setattr(Feeds, "inside_a_capture", lambda self, captured=captured: captured)
+        monkeypatch.setattr(compiled_graph, "resting", lambda rests=rests: rests)
+        assert_computes(encore(graph_module, inputs, options={"lean": False}), module)
     assert served == ["fed", "as it was", "fed", "fed"]
 
 
@@ -207,13 +208,10 @@ def test_compiled_functions_do_not_share_placed_values(on_cpu: list[dict[str, An
     modules = [Masked().eval(), Masked().eval()]
     modules[1].mask = modules[1].mask + 1
     runs = [encore(*_traced(module)) for module in modules]
-    with torch.no_grad():
-        for _ in range(3):
-            for module, run in zip(modules, runs, strict=True):
-                x = torch.randn(2, 3)
-                ((_, arguments),) = graphs_of(module, x)
-                assert bits(list(run(*arguments))) == bits([module(x)])
-                module.mask.add_(1)
+    for _ in range(3):
+        for module, run in zip(modules, runs, strict=True):
+            assert_computes(run, module)
+            module.mask.add_(1)
     assert [report.index for report in optimizations.report()] == [0, 1]
 
 
@@ -224,12 +222,10 @@ def test_reset_clears_reports_and_frees_memory(on_cpu: list[dict[str, Any]], mon
     (report,) = optimizations.report()
     assert isinstance(report, GraphReport)
     assert [hoisted.attributes for hoisted in report.placement.hoisted] == [("self.mask",)]
-    with torch.no_grad():
-        ((_, arguments),) = graphs_of(module, torch.ones(2, 3))
-        before = bits(list(run(*arguments)))
-        optimizations.reset()
-        assert optimizations.report() == ()
-        assert bits(list(run(*arguments))) == before
+    assert_computes(run, module)
+    optimizations.reset()
+    assert optimizations.report() == ()
+    assert_computes(run, module)
 
 
 def test_placement_can_be_switched_off(on_cpu: list[dict[str, Any]]) -> None:
@@ -290,12 +286,8 @@ def test_placed_graph_that_fails_to_compile_is_compiled_unplaced(
     (report,) = optimizations.report()
     assert "after placement: TypeError" in (report.placement.untouched or "")
     assert report.placement.copies_after == report.placement.copies_before != ()
-    module = Masked().eval()
-    with torch.no_grad():
-        for _ in range(2):
-            x = torch.randn(2, 3)
-            ((_, arguments),) = graphs_of(module, x)
-            assert bits(list(run(*arguments))) == bits([module(x)])
+    for _ in range(2):
+        assert_computes(run, Masked().eval())
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])

@@ -24,21 +24,12 @@ from optimizations.in_place.budget import (
 )
 from optimizations.race import CALLS
 from optimizations.trees.containers import managers
+from tests.optimizations.in_place.test_without_placeholder import Two
 
 MOST_CALLS = 30
 CALLS_AFTER = 1000
 INPUTS = 20
 SIZES = (3, 5, 7)
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Parameter(torch.eye(4) * 0.5)
-        self.second = nn.Parameter(torch.eye(4) * 0.25)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(x @ self.first).clone() @ self.second
 
 
 @functools.cache
@@ -121,7 +112,7 @@ def test_program_settles_within_thirty_calls(
 ) -> None:
     monkeypatch.setattr(budget, "FEWEST_REPLAYS", FEWEST_REPLAYS)
     torch.manual_seed(0)
-    net = Net()
+    net = Two()
     dynamic = program is dynamic_shapes
     options = {"selection": selection}
     call = program(net, torch.compile(net, backend="encore", dynamic=dynamic, options=options))
@@ -146,7 +137,7 @@ def test_rarely_replayed_recording_is_unchanged(
 ) -> None:
     """Two sets of weights: one is used in one of 40 calls."""
     monkeypatch.setattr(budget, "FEWEST_REPLAYS", FEWEST_REPLAYS)
-    net = Net()
+    net = Two()
     run = torch.compile(net, backend="encore", options={"selection": "off"})
     often, seldom = net.first.data, torch.eye(4) * 0.125
     for step in range(400):

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from binding_programs import WeightedSine
 from simulated_gpu.compiler import CompiledOnCpu
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import Compiled, Model, check, values
-from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -138,18 +138,9 @@ def test_results_of_calls_inside_transforms_are_plain(cuda_on_cpu: CudaOnCpu, tr
     result_of(compiled, 3)
 
 
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x * self.scale).sin() * self.scale
-
-
 @pytest.mark.parametrize("lean", [True, False])
 def test_dropped_forward_does_not_block_other_models(compiled_on_cpu: CompiledOnCpu, lean: bool) -> None:
-    model, evaluated = (torch.compile(net, backend="encore", options={"lean": lean}) for net in (Net(), Scaled()))
+    model, evaluated = (torch.compile(net, backend="encore", options={"lean": lean}) for net in (Net(), WeightedSine()))
     for step in range(8):
         torch.compiler.cudagraph_mark_step_begin()
         model(rows(step))
