@@ -246,15 +246,6 @@ def test_each_need_alone_keeps_the_wrappers(asked: list[Any]) -> None:
         assert needed(changed) == reason, name
 
 
-@pytest.mark.parametrize("trained", [True, False])
-def test_inputs_written_by_a_graph_need_no_wrapper(asked: list[Any], trained: bool) -> None:
-    """Shortcuts increment their versions."""
-    metadata = compiled(lambda x: x * 2, X.clone().requires_grad_(trained), asked)
-    changed = copy.copy(metadata)
-    changed.__dict__["mutated_graph_handled_indices_seen_by_autograd"] = [0]
-    assert needed(changed) is None
-
-
 def without_gradients(x: torch.Tensor) -> torch.Tensor:
     torch._C._set_grad_enabled(False)
     return x * 2

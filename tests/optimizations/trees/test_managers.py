@@ -17,6 +17,7 @@ from simulated_gpu.trees import Compiled, Model, Training, check, nodes, own_con
 from optimizations import torch_internals
 from optimizations.trees import graphed_function, manager, reasons
 from optimizations.trees.containers import free_all, managers
+from optimizations.uncollected import uncollected
 
 
 def test_stocks_container_is_unchanged(cuda_on_cpu: CudaOnCpu) -> None:
@@ -49,12 +50,9 @@ def test_manager_is_freed_with_its_last_function(cuda_on_cpu: CudaOnCpu) -> None
     container = own_container(0)
     assert container.tree_manager is not None
     gc.collect()
-    gc.disable()
-    try:
+    with uncollected():
         del compiled
         assert container.tree_manager is None
-    finally:
-        gc.enable()
 
 
 def test_functions_record_again_after_a_shutdown(cuda_on_cpu: CudaOnCpu) -> None:
@@ -63,13 +61,10 @@ def test_functions_record_again_after_a_shutdown(cuda_on_cpu: CudaOnCpu) -> None
     (node,) = nodes()
     held = [weakref.ref(thing) for thing in (node, node.graph, node.tracker)]
     gc.collect()
-    gc.disable()
-    try:
+    with uncollected():
         del node
         free_all()
         assert [thing() for thing in held] == [None, None, None]
-    finally:
-        gc.enable()
     assert managers() == []
     check(compiled, w)
     assert len(compiled.reports) == 2
