@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,30 +29,17 @@ class NotLaunched(RuntimeError):
     """Report that a graph cannot be launched, because its edges are not known."""
 
 
-@dataclass(slots=True)
-class SideBySide:
-    """Hold the race of one recording.
+def side_by_side(device: Device, graph: Any, pool: Any, log: LaunchLog | None) -> Branches | str:
+    """Start the race of a captured graph if branches may be faster; else return why there is none.
 
-    Attributes:
-        branches: the race; None if there is none, with the reason in `chain`.
+    After any failure the chain stays.
     """
-
-    branches: Branches | None = None
-    chain: str = SWITCHED_OFF
-
-    def report(self) -> ConcurrencyReport:
-        """Return the report of the recording."""
-        return self.branches.report() if self.branches is not None else ConcurrencyReport("chain", self.chain)
-
-
-def side_by_side(device: Device, graph: Any, pool: Any, log: LaunchLog | None) -> SideBySide:
-    """Start the race of a captured graph if branches may be faster. After any failure the chain stays."""
     if log is None:
-        return SideBySide()
+        return SWITCHED_OFF
     if log.failure is not None:
-        return SideBySide(chain=log.failure)
+        return log.failure
     if any(one.launch.name.partition(".")[0] in COLLECTIVE_OPERATORS for one in log.logged):
-        return SideBySide(chain=HAS_COLLECTIVES)
+        return HAS_COLLECTIVES
     branches = None
     try:
         memory, used = device.memory(pool)
@@ -62,9 +48,14 @@ def side_by_side(device: Device, graph: Any, pool: Any, log: LaunchLog | None) -
         branches.prepare(device.read(graph), [one.span for one in memory])
     except Exception as error:
         if branches is None:
-            return SideBySide(chain=one_line(error))
+            return one_line(error)
         branches.stop(one_line(error))
-    return SideBySide(branches)
+    return branches
+
+
+def report_of(race: Branches | str) -> ConcurrencyReport:
+    """Return the report of a recording with this race, or with this reason for none."""
+    return race.report() if isinstance(race, Branches) else ConcurrencyReport("chain", race)
 
 
 class RacedGraph:
@@ -72,12 +63,14 @@ class RacedGraph:
 
     Attributes:
         captured: the graph; `pool` is its memory.
+        race: the race, or why there is none.
         mutated: tensors whose versions each launch increments for autograd.
         replays: how often it was launched.
     """
 
     def __init__(self, device: Device, pool: Any, concurrency: Concurrency) -> None:
-        self.captured, self.pool, self.side_by_side = device.new_graph(), pool, SideBySide()
+        self.captured, self.pool = device.new_graph(), pool
+        self.race: Branches | str = SWITCHED_OFF
         self.mutated: Sequence[torch.Tensor] = ()
         self.replays = 0
         self.device, self._concurrency = device, concurrency
@@ -89,7 +82,7 @@ class RacedGraph:
         noting = contextlib.nullcontext() if log is None else log.noting(*loaded_modules())
         with self.device.capturing(self.captured, self.pool), noting:
             yield
-        self.side_by_side = side_by_side(self.device, self.captured, self.pool, log)
+        self.race = side_by_side(self.device, self.captured, self.pool, log)
 
     def replay(self) -> None:
         """Launch the graph.
@@ -97,9 +90,9 @@ class RacedGraph:
         Raises:
             NotLaunched: its edges were changed and could not be restored.
         """
-        branches = self.side_by_side.branches
-        if branches is not None and branches.is_racing:
-            branches.run(lambda: branches.launch(self._launch))
+        race = self.race
+        if isinstance(race, Branches) and race.is_racing:
+            race.run(lambda: race.launch(self._launch))
         else:
             self._launch()
         self.replays += 1
@@ -107,7 +100,6 @@ class RacedGraph:
             torch.autograd.graph.increment_version(self.mutated)
 
     def _launch(self) -> None:
-        branches = self.side_by_side.branches
-        if branches is not None and branches.unusable is not None:
-            raise NotLaunched(branches.unusable)
+        if isinstance(self.race, Branches) and self.race.unusable is not None:
+            raise NotLaunched(self.race.unusable)
         self.captured.replay()

@@ -28,6 +28,7 @@ from optimizations.capture.callables.order import FirstIteration, live_at_once
 from optimizations.capture.callables.slot import RESULT_HELD, Slot
 from optimizations.capture.callables.warm_up import Variant
 from optimizations.capture.device import Device
+from optimizations.capture.side_by_side import report_of
 from optimizations.capture.step.call import Arguments
 from optimizations.capture.step.changes import MOST_NAMES
 from optimizations.capture.step.host_state import MODULE_HOOKS
@@ -210,11 +211,11 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             reasons = {reason: times for (of, reason), times in self._without_graph.items() if of == number}
             calls = slot.forward.replays, {} if any(one.callable == number for one in found) else reasons
             copied = inputs.copied_bytes, inputs.copied_tensors
-            found.append(CallableReport(*slot.place, "forward", *copied, *calls, slot.forward.side_by_side.report()))
+            found.append(CallableReport(*slot.place, "forward", *copied, *calls, report_of(slot.forward.race)))
             if slot.backward is not None:
-                copied, raced = (sum(one.nbytes for one in tangents), len(tangents)), slot.backward.side_by_side
+                copied, raced = (sum(one.nbytes for one in tangents), len(tangents)), slot.backward.race
                 found.append(
-                    CallableReport(*slot.place, "backward", *copied, slot.backward.replays, {}, raced.report())
+                    CallableReport(*slot.place, "backward", *copied, slot.backward.replays, {}, report_of(raced))
                 )
         return tuple(found)
 

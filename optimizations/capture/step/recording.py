@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs
-from optimizations.capture.side_by_side import NotLaunched, SideBySide, side_by_side
+from optimizations.capture.side_by_side import NotLaunched, report_of, side_by_side
 from optimizations.capture.signature import OTHER_RESULT, describe, flatten, replaced, without_objects
 from optimizations.capture.step.audit import Audits
 from optimizations.capture.step.call import Arguments, Call
@@ -29,6 +29,7 @@ from optimizations.capture.step.progress import Progress
 from optimizations.capture.step.random_states import CHECKPOINT_DRAWS
 from optimizations.capture.step.tensor_marks import TensorMarks, Writes, storages
 from optimizations.capture.step.watch import Watch
+from optimizations.concurrency.branches import Branches
 from optimizations.concurrency.launch_log import MADE_OF_OTHERS, LaunchLog
 from optimizations.graph.memory import size_bytes
 from optimizations.options import Concurrency
@@ -48,6 +49,7 @@ class Recording:
         signature: shapes and dtypes of its inputs, as text.
         pool_bytes: growth of the pool by its capture.
         arguments: the structure and metadata of the arguments that it can be replayed with.
+        race: of branches against the chain, or why there is none.
         key: the signature, settings and `key=` of the calls that it is for; `key_value` is the last of these.
     """
 
@@ -66,8 +68,8 @@ class Recording:
     trace: Sequence[Operation]
     progress: Progress
     audits: Audits
+    race: Branches | str
     key: tuple[Hashable, ...] = (None,)
-    side_by_side: SideBySide = field(default_factory=SideBySide)
     replays: int = 0
     record_s: float = 0.0
 
@@ -84,7 +86,7 @@ class Recording:
             record_s=self.record_s,
             audits=self.audits.done,
             audits_skipped=self.audits.skipped,
-            concurrency=self.side_by_side.report(),
+            concurrency=report_of(self.race),
         )
 
     @property
@@ -120,7 +122,7 @@ class Recording:
         Raises:
             NotLaunched: the edges of its graph could not be restored. Nothing was done yet.
         """
-        branches = self.side_by_side.branches
+        branches = self.race if isinstance(self.race, Branches) else None
         if branches is not None:
             if branches.unusable is not None:
                 raise NotLaunched(branches.unusable)
@@ -255,7 +257,7 @@ def capture(
         trace=observer.operations,
         progress=progress,
         audits=Audits(options.check_every),
-        side_by_side=side_by_side(device, graph, pool, log if concurrency == "auto" else None),
+        race=side_by_side(device, graph, pool, log if concurrency == "auto" else None),
         signature=describe(call.tensors),
         pool_bytes=pool_bytes - pool_before,
     )
