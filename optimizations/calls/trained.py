@@ -162,7 +162,7 @@ def straight_to(
             if isinstance(arguments[index], torch.Tensor):
                 arguments[index] = arguments[index].detach()
         replayed, with_grad = view_replay(), grad_enabled()
-        try:  # Note [Guards and interrupts] in `torch_internals.thread_state`
+        try:  # Note [Guards and interrupts] in `trees.liveness`
             set_view_replay(True)
             try:
                 if not with_grad:

@@ -196,7 +196,7 @@ class _Group:
         self.checks = None
         attributes = [arguments[index] for index in self._group.attributes]
         # The tensors must work in later calls under any mode, so they are not made under this call's mode.
-        with torch_internals.InferenceMode(False):  # Note [Guards and interrupts] in `torch_internals.thread_state`
+        with torch_internals.InferenceMode(False):  # Note [Guards and interrupts] in `trees.liveness`
             torch_internals.set_grad_enabled(False)  # until the guard ends
             # Before the values: a concurrent write to an attribute then fails the checks of the next call.
             checks = checks_for(zip(self._group.attributes, attributes, strict=True))

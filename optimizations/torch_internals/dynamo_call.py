@@ -63,21 +63,25 @@ def held_by_module(source: Any) -> tuple[Any, tuple[str, ...], str, str] | None:
     dictionary (`PARAMETERS` or `BUFFERS`) of the last one, and the name in it. Modules of FSDP exchange their
     parameters in each call and are not walked.
     """
+    found = _entry(source, PARAMETERS, BUFFERS)
+    if found is None:
+        return None
+    module, dictionary, name = found
+    names: list[str] = []
+    while isinstance(module, torch_internals.dynamo_source_kinds.UnspecializedNNModuleSource):
+        inner = _entry(module.base, MODULES)
+        if inner is None:
+            return module, tuple(reversed(names)), dictionary, name
+        module, _, child = inner
+        names.append(child)
+    return None
+
+
+def _entry(source: Any, *dictionaries: str) -> tuple[Any, str, str] | None:
+    """Return owner, attribute and key, if the source is an entry of such a dictionary."""
     kinds = torch_internals.dynamo_source_kinds
     if not isinstance(source, kinds.DictGetItemSource) or not isinstance(source.index, str):
         return None
     holder = source.base
-    if not isinstance(holder, kinds.AttrSource) or holder.member not in (PARAMETERS, BUFFERS):
-        return None
-    module = holder.base
-    names: list[str] = []
-    while isinstance(module, kinds.UnspecializedNNModuleSource):
-        item = module.base
-        if not isinstance(item, kinds.DictGetItemSource) or not isinstance(item.index, str):
-            return module, tuple(reversed(names)), holder.member, source.index
-        modules = item.base
-        if not isinstance(modules, kinds.AttrSource) or modules.member != MODULES:
-            return module, tuple(reversed(names)), holder.member, source.index
-        names.append(item.index)
-        module = modules.base
-    return None
+    is_held = isinstance(holder, kinds.AttrSource) and holder.member in dictionaries
+    return (holder.base, holder.member, source.index) if is_held else None

@@ -22,7 +22,6 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from typing import Any
 
 from optimizations import torch_internals
@@ -39,8 +38,8 @@ SWITCHED_OFF = "CUDA graphs are switched off"
 Note = Callable[[CompiledGraph, Any], None]
 """Called with the record of a graph, and with its `CompiledFxGraph`."""
 
-_noting: ContextVar[Note | None] = ContextVar("encore_noting", default=None)
-_noting_all: list[Note] = []
+_noting: list[tuple[int | None, Note]] = []
+"""Observers, each with its thread, or None for all threads."""
 _of_this_thread = threading.local()
 
 
@@ -50,21 +49,15 @@ def watched(note: Note, *, every_thread: bool = False) -> Iterator[None]:
 
     Of blocks within blocks of the same thread the innermost gets them; blocks for every thread all do.
     """
-    if every_thread:
-        with _OBSERVER:
-            _noting_all.append(note)
-            try:
-                yield
-            finally:
-                _noting_all.remove(note)
-        return
-    _left_out_so_far()  # of a compilation that failed
+    if not every_thread:
+        _left_out_so_far()  # of a compilation that failed
+    one = None if every_thread else threading.get_ident(), note
     with _OBSERVER:
-        token = _noting.set(note)
+        _noting.append(one)
         try:
             yield
         finally:
-            _noting.reset(token)
+            _noting.remove(one)
 
 
 @contextlib.contextmanager
@@ -90,8 +83,9 @@ def _observing_post_compile(stock: Callable[..., Any]) -> Callable[..., Any]:
         wanted = bool(graph_kwargs["cudagraphs"])
         result = stock(graph, example_inputs, constants, graph_kwargs)
         outcome = _outcome(graph, wanted, bool(graph_kwargs["cudagraphs"]), _left_out_so_far())
-        mine = _noting.get()
-        for note in (*_noting_all, *(() if mine is None else (mine,))):
+        noting, thread = list(_noting), threading.get_ident()
+        innermost = [note for of, note in noting if of == thread][-1:]
+        for note in [*(note for of, note in noting if of is None), *innermost]:
             note(outcome, graph)
         return result
 

@@ -157,14 +157,7 @@ def with_globals(function: Callable[..., Any], **names: Any) -> Callable[..., An
             f"{function.__module__}.{function.__qualname__} does not read {', '.join(unread)}: "
             "this PyTorch is not one whose internals Encore knows"
         )
-    bound = FunctionType(
-        function.__code__,
-        {**function.__globals__, "dynamo_timed_cudagraph": _timed, **names},
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
+    known = {**function.__globals__, "dynamo_timed_cudagraph": _timed, **names}
+    bound = FunctionType(function.__code__, known, function.__name__, function.__defaults__, function.__closure__)
     bound.__kwdefaults__ = function.__kwdefaults__
-    bound.__qualname__ = function.__qualname__
-    bound.__doc__ = function.__doc__
-    return bound
+    return functools.update_wrapper(bound, function)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from optimizations import torch_internals
 from optimizations.torch_internals.geometry import picker
-from optimizations.torch_internals.thread_state import apart_from_the_program
+
+T = TypeVar("T")
 
 Reference = tuple[list[Any], int, list[Any], list[Any]]
 """A reference to a result of a recording: a list of stock's references, the position in it, and lists with stock's
@@ -23,6 +24,25 @@ tensors and their storages at the same positions, as Python objects."""
 
 MANY = 4
 """More references than this are checked together (`Many`)."""
+
+
+def apart_from_the_program(do: Callable[[], T]) -> T:
+    """Call `do` without the program's modes, transforms and inference mode, and outside of other operators.
+
+    No mode sees its operators. Leaving inference mode brings back autograd also where an operator's kernel is without.
+    Hooks of saved tensors stay.
+
+    Note [Guards and interrupts]. Settings of a thread are switched by guards in C that stand in a `with` statement
+    themselves, or in a `try` whose `finally` puts them back. A signal is handled after a call and when a function of
+    Python begins. So `with torch.inference_mode(False)` may end between the guard, which is in an attribute of the
+    context manager then, and the block. The guard is left when the traceback goes, whenever that is, and puts back what
+    was there before: gradients are off from then on if the interrupted call was inside of autograd.
+    """
+    with torch_internals.disable_torch_function(), torch_internals.InferenceMode(False):
+        if not torch_internals.len_torch_dispatch_stack() and not torch_internals.are_functorch_transforms_active():
+            return do()
+        with torch_internals.clear_functorch_levels(), torch_internals.disable_current_modes():
+            return do()
 
 
 _arrangement = 0

@@ -51,9 +51,8 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.torch_internals.geometry import is_lazy_view, picker
-from optimizations.torch_internals.thread_state import apart_from_the_program
 from optimizations.trees.function import RecordableFunction
-from optimizations.trees.liveness import is_unreferenced, rearranged
+from optimizations.trees.liveness import apart_from_the_program, is_unreferenced, rearranged
 
 trees = torch_internals.cudagraph_trees
 _hooks_of_saved_tensors: Callable[[bool], object] = torch_internals.top_saved_tensors_hooks

@@ -18,7 +18,6 @@ FILES_OF_A_CALL = (
     "/manager.py",
     "/node.py",
     "/trained.py",
-    "/thread_state.py",
     "/grad_mode.py",
 )
 """Files that a call with gradients passes through, from the function to the launch."""
