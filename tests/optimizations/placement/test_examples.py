@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -14,13 +15,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from placement_examples import WIDTH, DetectionScalars, MaskedBlocks, TimedDenoiser
-from simulated_gpu.placement import bits, fake_cuda, feeds_on_cpu, graphs_of, on_cuda, placed_runner, retargeted, runner
+from simulated_gpu.placement import Traced, bits, graphs_of, retargeted, runner, traced
 from threads import in_threads
 from torch import nn
 
 import optimizations
 from optimizations import compiled_graph, torch_internals
-from optimizations.placement import Feeds, Placement, place
+from optimizations.placement import Feeds, Placement
 
 
 def _text(seed: int) -> list[torch.Tensor]:
@@ -66,22 +67,9 @@ EXAMPLES = {
 }
 
 
-@dataclass(frozen=True)
-class Traced:
-    graph_module: torch.fx.GraphModule
-    inputs: list[Any]
-    placement: Placement
-
-
+@torch.no_grad()
 def _traced(example: Example) -> Traced:
-    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
-    arguments = [
-        value if position in example.on_cpu else fake_cuda(value, mode)
-        for position, value in enumerate(example.inputs(1))
-    ]
-    with torch.no_grad():
-        ((graph_module, inputs),) = graphs_of(on_cuda(example.make().eval(), mode), *arguments, mode=mode)
-        return Traced(graph_module, inputs, place(graph_module, inputs))
+    return traced(example.make().eval(), *example.inputs(1), on_cpu=example.on_cpu)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -101,9 +89,8 @@ def test_nothing_stays_on_the_cpu_and_nothing_blocks(name: str) -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_results_equal_the_module_after_attribute_changes(name: str) -> None:
     example = EXAMPLES[name]
-    traced = _traced(example)
-    original = runner(traced.graph_module, traced.inputs)
-    placed = placed_runner(traced.graph_module, traced.placement, traced.inputs)
+    found = _traced(example)
+    original, placed = found.original(), found.placed()
     torch.manual_seed(3)
     module = example.make().eval()
     results = []
@@ -183,11 +170,9 @@ class FixedStatistics(Statistics):
         return (x + normalized.to(x.device),)
 
 
-def traced(program: Program) -> tuple[torch.fx.GraphModule, list[Any], Placement]:
-    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
-    with torch.no_grad():
-        ((graph_module, inputs),) = graphs_of(program, fake_cuda(torch.ones(4, 3), mode), *program.given(0), mode=mode)
-        return graph_module, inputs, place(graph_module, inputs)
+@torch.no_grad()
+def program_of(program: Program) -> Traced:
+    return traced(program, torch.ones(4, 3), *program.given(0), on_cpu=(1,))
 
 
 def results(kind: Callable[[], Program], run: Callable[..., Any]) -> list[Any]:
@@ -208,18 +193,17 @@ def results(kind: Callable[[], Program], run: Callable[..., Any]) -> list[Any]:
     [(Around, 1), (Statistics, 0), (FixedStatistics, 0)],
 )
 def test_undeclared_reads_and_writes_are_found(kind: Callable[[], Program], hoisted: int) -> None:
-    graph_module, inputs, placement = traced(kind())
-    assert len(placement.report.hoisted) == hoisted
-    placed = results(kind, placed_runner(graph_module, placement, inputs))
-    assert placed == results(kind, runner(graph_module, inputs))
+    found = program_of(kind())
+    assert len(found.placement.report.hoisted) == hoisted
+    assert results(kind, found.placed()) == results(kind, found.original())
 
 
 def test_as_strided_stays_in_the_graph_with_a_reason() -> None:
-    assert any("counts places in memory" in left.reason for left in traced(Around())[2].report.left)
+    assert any("counts places in memory" in left.reason for left in program_of(Around()).placement.report.left)
 
 
 def test_batch_norm_with_fixed_statistics_runs_before_the_graph() -> None:
-    assert "normalized" in traced(FixedStatistics())[2].report.before
+    assert "normalized" in program_of(FixedStatistics()).placement.report.before
 
 
 class Padded(Program):
@@ -235,7 +219,7 @@ class Negative(Program):
 
 @pytest.mark.parametrize("kind", [Padded, Negative])
 def test_numbers_that_generated_code_would_change_are_kept(kind: Callable[[], Program]) -> None:
-    assert [value.form for value in traced(kind())[2].report.hoisted] == ["kept"]
+    assert [value.form for value in program_of(kind()).placement.report.hoisted] == ["kept"]
 
 
 class Scaled(Program):
@@ -248,11 +232,10 @@ class Scaled(Program):
 
 def test_threads_do_not_overwrite_what_another_graph_reads() -> None:
     program = Scaled()
-    graph_module, inputs, placement = traced(program)
-    assert placement.feeds is not None
-    assert placement.report.staged
-    run = runner(placement.graph_module, placement.example_inputs(inputs))
-    feeds = Feeds(feeds_on_cpu(graph_module, placement.feeds, inputs))
+    found = program_of(program)
+    assert found.placement.report.staged
+    run = runner(found.placement.graph_module, found.placement.example_inputs(found.inputs))
+    feeds = Feeds(found.feeds())
     wrong: list[float] = []
 
     def launched_late(*arguments: Any) -> tuple[Any, ...]:
@@ -260,10 +243,7 @@ def test_threads_do_not_overwrite_what_another_graph_reads() -> None:
         return run(*arguments)
 
     def work(number: int) -> None:
-        given = {"x": torch.ones(4, 3), "t": program.given(number)[0]}
-        arguments = tuple(
-            given[node.name.strip("lL_")] for node in graph_module.graph.nodes if node.op == "placeholder"
-        )
+        arguments = tuple(found.arguments(x=torch.ones(4, 3), t=program.given(number)[0]))
         for _ in range(10):
             (result,) = feeds.call(launched_late, arguments)
             wrong.extend({float(value) for value in result.unique()} - {float(number)})
@@ -295,29 +275,15 @@ def _inputs(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(2, 3, generator=generator), torch.randn(3, generator=generator)
 
 
-def _scored() -> tuple[torch.fx.GraphModule, list[Any], Placement]:
-    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
-    x, weights = _inputs(0)
-    ((graph_module, inputs),) = graphs_of(on_cuda(Scored(), mode), fake_cuda(x, mode), weights, mode=mode)
-    return graph_module, inputs, place(graph_module, inputs)
-
-
 def _arguments(module: nn.Module, seed: int) -> list[torch.Tensor]:
     ((_, arguments),) = graphs_of(module, *_inputs(seed))
     return arguments
 
 
 def test_attributes_that_require_gradients_are_not_moved() -> None:
-    class Trained(Scored):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mask.requires_grad_()
-
-    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
-    x, weights = _inputs(0)
-    ((graph_module, inputs),) = graphs_of(on_cuda(Trained(), mode), fake_cuda(x, mode), weights, mode=mode)
-    report = place(graph_module, inputs).report
-    (left,) = report.left
+    module = Scored()
+    module.mask.requires_grad_()
+    (left,) = traced(module, *_inputs(0), on_cpu=(1,)).placement.report.left
     assert "self.mask requires a gradient" in left.reason
     assert "mask.to(x.device)" in (left.source_line or "")
 
@@ -326,8 +292,7 @@ def test_attributes_that_require_gradients_are_not_moved() -> None:
 def test_fixed_addresses_reach_autograd_and_inductor(grad: bool) -> None:
     """Stock code up to Inductor, on the CPU: static inputs, gradients and results are correct."""
     with torch.set_grad_enabled(grad):
-        graph_module, inputs, placement = _scored()
-        assert placement.feeds is not None
+        scored = traced(Scored(), *_inputs(0), on_cpu=(1,))
         told: list[list[str]] = []
 
         def compile_inner(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **settings: Any) -> Any:
@@ -339,12 +304,11 @@ def test_fixed_addresses_reach_autograd_and_inductor(grad: bool) -> None:
         torch.manual_seed(1)
         module = Scored()
         arguments = _arguments(module, 1)
-        on_cpu = feeds_on_cpu(graph_module, placement.feeds, inputs)
-        example_inputs = Placement(placement.graph_module, on_cpu, placement.report).example_inputs(arguments)
+        on_cpu = dataclasses.replace(scored.placement, feeds=scored.feeds())
         compiled = torch_internals.compile_fx.compile_fx(
-            retargeted(placement.graph_module), example_inputs, inner_compile=compile_inner
+            retargeted(on_cpu.graph_module), on_cpu.example_inputs(arguments), inner_compile=compile_inner
         )
-        feeds = Feeds(on_cpu)
+        feeds = Feeds(scored.feeds())
         for seed in (1, 2):
             arguments = _arguments(module, seed)
             expected = module(*_inputs(seed))
@@ -362,10 +326,8 @@ def test_fixed_addresses_reach_autograd_and_inductor(grad: bool) -> None:
 
 def test_placement_works_through_dynamo_and_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     """`torch.compile(backend="encore")` of a training step, placed as for a GPU, with the CPU as the device."""
-    graph_module, inputs, for_gpu = _scored()
-    assert for_gpu.feeds is not None
-    feeds = feeds_on_cpu(graph_module, for_gpu.feeds, inputs)
-    placement = Placement(retargeted(for_gpu.graph_module), feeds, for_gpu.report)
+    scored = traced(Scored(), *_inputs(0), on_cpu=(1,))
+    placement = Placement(retargeted(scored.placement.graph_module), scored.feeds(), scored.placement.report)
     monkeypatch.setattr(compiled_graph, "place", lambda *arguments, **settings: placement)
     torch.manual_seed(1)
     module = Scored()

@@ -9,26 +9,16 @@ from typing import Any
 import pytest
 import torch
 import torch.fx
-from simulated_gpu.placement import bits, fake_cuda, graphs_of, placed_runner, retargeted, runner
+from simulated_gpu.placement import Traced, bits, graphs_of, placed_runner, retargeted, runner, traced
 
 from optimizations import Options, torch_internals
 from optimizations.placement import Placement, place
 from optimizations.placement.feed_plan import Source
 
 
-def _traced(
-    program: Callable[..., Any], *tensors: torch.Tensor, on_cpu: tuple[int, ...] = (), dynamic: bool | None = None
-) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """The graph of a program on fake CUDA tensors, all but those `on_cpu`."""
-    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
-    arguments = [tensor if i in on_cpu else fake_cuda(tensor, mode) for i, tensor in enumerate(tensors)]
-    with torch.no_grad():
-        ((graph_module, inputs),) = graphs_of(program, *arguments, mode=mode, dynamic=dynamic)
-    return graph_module, inputs
-
-
-def _placed(program: Callable[..., Any], *tensors: torch.Tensor, on_cpu: tuple[int, ...] = ()) -> Placement:
-    return place(*_traced(program, *tensors, on_cpu=on_cpu))
+@torch.no_grad()
+def _traced(program: Callable[..., Any], *tensors: torch.Tensor, **settings: Any) -> Traced:
+    return traced(program, *tensors, **settings)
 
 
 def _names(placement: Placement, op: str) -> list[str]:
@@ -36,11 +26,11 @@ def _names(placement: Placement, op: str) -> list[str]:
 
 
 def test_added_inputs_come_last_and_are_marked() -> None:
-    placement = _placed(
+    placement = _traced(
         lambda x, t, y: x * torch.linspace(0, 1, 3).exp().to(x.device) + t.to(x.device) + y,
         *(torch.ones(3), torch.ones(3), torch.ones(3)),
         on_cpu=(1,),
-    )
+    ).placement
     assert _names(placement, "placeholder") == ["l_x_", "l_y_", "encore_hoisted_0", "encore_staged_0"]
     assert placement.feeds is not None
     assert placement.feeds.kept == (0, 2)
@@ -78,14 +68,11 @@ def _only_reads(x: torch.Tensor) -> Any:
     [(_writes_to_its_copy, 1), (_returns_its_copy, 1), (_returns_a_view_of_its_copy, 1), (_only_reads, 0)],
 )
 def test_copy_is_kept_only_where_it_is_observable(program: Callable[..., Any], clones: int) -> None:
-    graph_module, inputs = _traced(program, torch.ones(2, 3))
-    placement = place(graph_module, inputs)
-    targets = [node.target for node in placement.graph_module.graph.nodes]
+    found = _traced(program, torch.ones(2, 3))
+    targets = [node.target for node in found.placement.graph_module.graph.nodes]
     assert targets.count(torch_internals.clone_that_stays) == clones
-    values = {"l_x_": torch.ones(2, 3), "g_table_": TABLE}
-    arguments = [values[node.name] for node in graph_module.graph.nodes if node.op == "placeholder"]
-    expected = bits(list(runner(graph_module, inputs)(*arguments)))
-    placed = placed_runner(graph_module, placement, inputs)
+    arguments = found.arguments(x=torch.ones(2, 3), table=TABLE)
+    expected, placed = bits(list(found.original()(*arguments))), found.placed()
     first, second = placed(*arguments), placed(*arguments)
     # The caller may do with its results what it likes.
     first[0].fill_(99.0)
@@ -108,14 +95,13 @@ def _a_view_and_the_whole(x: torch.Tensor) -> Any:
 )
 def test_copies_are_no_aliases_after_inductor(program: Callable[..., Any], kept: torch.Tensor) -> None:
     """Inductor removes clones, even if two are returned, but keeps the transfers that they simulate."""
-    graph_module, inputs = _traced(program, torch.ones(3))
-    placement = place(graph_module, inputs)
-    assert placement.report.untouched is None
+    found = _traced(program, torch.ones(3))
+    assert found.placement.report.untouched is None
     x = torch.tensor([1.0, -2.0, 3.0])
     with torch.no_grad():
-        compiled = torch_internals.compile_fx.compile_fx(retargeted(placement.graph_module), [x, kept])
+        compiled = torch_internals.compile_fx.compile_fx(retargeted(found.placement.graph_module), [x, kept])
         results = compiled(x, kept.clone())
-    expected = runner(graph_module, inputs)(x)
+    expected = found.original()(x)
     assert bits(list(results)) == bits(list(expected))
     results[0].fill_(99.0)
     assert bits(list(results[1:])) == bits(list(expected[1:]))
@@ -127,11 +113,10 @@ def test_copy_to_the_cpu_keeps_its_position() -> None:
         x.add_(1)
         return before.sqrt(), x * 2
 
-    graph_module, inputs = _traced(program, torch.ones(3))
-    placement = place(graph_module, inputs)
-    assert placement.report.after == ("before", "sqrt")
-    assert placement.report.cpu_outputs == ("sqrt",)
-    before, doubled = placed_runner(graph_module, placement, inputs)(torch.full((3,), 4.0))
+    found = _traced(program, torch.ones(3))
+    assert found.placement.report.after == ("before", "sqrt")
+    assert found.placement.report.cpu_outputs == ("sqrt",)
+    before, doubled = found.placed()(torch.full((3,), 4.0))
     assert (before.tolist(), doubled.tolist()) == ([2.0] * 3, [10.0] * 3)
 
 
@@ -145,16 +130,10 @@ def test_views_made_before_the_graph_equal_the_programs(grad: bool) -> None:
             fixed = switched * 2
         return x * t.exp().to(x.device), t[1:], fixed
 
-    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
-    ones = torch.ones(3)
     with torch.set_grad_enabled(grad):
-        ((graph_module, inputs),) = graphs_of(program, fake_cuda(ones, mode), ones, mode=mode)
-        placement = place(graph_module, inputs)
-        assert {"getitem", "fixed"} <= set(placement.report.before)
-        placed = placed_runner(graph_module, placement, inputs)
-        names = [node.target for node in graph_module.graph.nodes if node.op == "placeholder"]
-        values = {"L_x_": torch.ones(3), "L_t_": torch.rand(3)}
-        _, view, fixed = placed(*(values.get(str(name), switched) for name in names))
+        found = traced(program, torch.ones(3), torch.ones(3), on_cpu=(1,))
+        assert {"getitem", "fixed"} <= set(found.placement.report.before)
+        _, view, fixed = found.placed()(*found.arguments(switched, x=torch.ones(3), t=torch.rand(3)))
         assert torch.is_grad_enabled() is grad
     assert not fixed.requires_grad
     learned = torch.ones((), requires_grad=True)
@@ -174,18 +153,15 @@ def test_remaining_operations_read_earlier_results() -> None:
         counter.add_(halved)
         return x + halved.to(x.device), x * counter.to(x.device)
 
-    graph_module, inputs = _traced(program, torch.ones(3), torch.ones(3), on_cpu=(1,))
-    placement = place(graph_module, inputs)
+    found = _traced(program, torch.ones(3), torch.ones(3), on_cpu=(1,))
+    placement, placed = found.placement, found.placed()
     assert "encore_passed_0" in _names(placement, "placeholder")
     assert [staged.node for staged in placement.report.staged] == ["halved"]
     reasons = {left.reason for left in placement.report.left}
     assert any("visible outside of the graph" in reason for reason in reasons)
-    placed = placed_runner(graph_module, placement, inputs)
-    names = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
     expected = torch.zeros(3)
     for number in (1.0, 3.0):
-        values = {"l_x_": torch.ones(3), "l_t_": torch.full((3,), number)}
-        first, second = placed(*(values.get(name, counter) for name in names))
+        first, second = placed(*found.arguments(counter, x=torch.ones(3), t=torch.full((3,), number)))
         expected = expected + number / 2
         assert (first.tolist(), second.tolist()) == ([1 + number / 2] * 3, expected.tolist())
         assert torch.equal(counter, expected)
@@ -195,10 +171,9 @@ def test_error_of_a_constant_is_raised_by_the_call() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return x + torch.arange(3.0)[torch.arange(7, 8)].to(x.device)
 
-    graph_module, inputs = _traced(program, torch.ones(3))
-    placement = place(graph_module, inputs)
-    assert [hoisted.form for hoisted in placement.report.hoisted] == ["kept"]
-    placed = placed_runner(graph_module, placement, inputs)
+    found = _traced(program, torch.ones(3))
+    assert [hoisted.form for hoisted in found.placement.report.hoisted] == ["kept"]
+    placed = found.placed()
     for _ in range(2):
         with pytest.raises(IndexError, match="out of bounds"):
             placed(torch.ones(3))
@@ -264,12 +239,11 @@ def _negative_by_a_flag(x: torch.Tensor) -> Any:
 def test_unchanged_graphs_are_the_same_objects_with_a_reason(
     program: Callable[..., Any], options: dict[str, Any], reason: str
 ) -> None:
-    graph_module, inputs = _traced(program, torch.ones(2, 3))
-    placement = place(graph_module, inputs, Options(**options))
-    assert placement.graph_module is graph_module
-    assert placement.example_inputs(inputs) == inputs
-    assert placement.feeds is None
-    assert reason in (placement.report.untouched or "")
+    found = _traced(program, torch.ones(2, 3), options=Options(**options))
+    assert found.placement.graph_module is found.graph_module
+    assert found.placement.example_inputs(found.inputs) == found.inputs
+    assert found.placement.feeds is None
+    assert reason in (found.placement.report.untouched or "")
 
 
 def _with_sizes(x: torch.Tensor, t: torch.Tensor, index: torch.Tensor) -> Any:
@@ -282,17 +256,13 @@ def _with_sizes(x: torch.Tensor, t: torch.Tensor, index: torch.Tensor) -> Any:
 def test_placed_graph_accepts_changing_sizes() -> None:
     example = (torch.ones(5, 4), torch.arange(5), torch.tensor([0, 2, 1]))
     torch_internals.reset_dynamo()
-    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
-    arguments = [fake_cuda(example[0], mode), *example[1:]]
-    with torch.no_grad():
-        ((graph_module, inputs),) = graphs_of(_with_sizes, *arguments, mode=mode, dynamic=True)
-        placement = place(graph_module, inputs)
-    assert placement.report.cpu_nodes_after == ()
-    assert placement.report.left == ()
-    assert {staged.node for staged in placement.report.staged} == {"angles", "positions", "l_index_"}
-    assert all(staged.staged_bytes is None for staged in placement.report.staged)
+    sized = _traced(_with_sizes, *example, on_cpu=(1, 2), dynamic=True)
+    graph_module, report = sized.graph_module, sized.placement.report
+    assert (report.cpu_nodes_after, report.left) == ((), ())
+    assert {staged.node for staged in report.staged} == {"angles", "positions", "l_index_"}
+    assert all(staged.staged_bytes is None for staged in report.staged)
     layouts = [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
-    placed = placed_runner(graph_module, placement, layouts)
+    placed = placed_runner(graph_module, sized.placement, layouts)
     original = runner(graph_module, layouts)
     for rows, picked in ((5, 3), (7, 2), (2, 6), (7, 2)):
         x = torch.rand(rows, 4)

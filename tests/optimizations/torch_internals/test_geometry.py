@@ -7,12 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from simulated_gpu.compiler import CompiledOnCpu
-from simulated_gpu.placement import fake_cuda, graphs_of, placed_runner
+from simulated_gpu.placement import traced
 from torch import nn
 
 import optimizations
-from optimizations import Options, torch_internals
-from optimizations.placement import place
+from optimizations import Options
 from optimizations.torch_internals import geometry
 from optimizations.torch_internals.geometry import FixedGeometry
 from optimizations.trees.reasons import OTHER_GEOMETRY
@@ -101,17 +100,14 @@ def test_cpu_attribute_may_change_geometry(
 ) -> None:
     """Other strides have eager's values; another shape or dtype raises, and the attribute can be put back."""
     model = kind()
-    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
     rows = (torch.ones(8),) if kind is Looked else ()
     with torch.no_grad():
-        ((graph, inputs),) = graphs_of(model, fake_cuda(torch.ones(8, 8), mode), *rows, mode=mode)
-    run = placed_runner(graph, place(graph, inputs, Options(hoist_limit_bytes=limit)), inputs)
-    names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+        found = traced(model, torch.ones(8, 8), *rows, on_cpu=(1,), options=Options(hoist_limit_bytes=limit))
+    run = found.placed()
 
     def check() -> None:
         x, more = torch.randn(8, 8), [torch.randn(8) for _ in rows]
-        given = {"table": model.table, "x": x, "row": more[0] if more else None}
-        arguments = [next(value for key, value in given.items() if f"_{key}_" in f"{name}_") for name in names]
+        arguments = found.arguments(table=model.table, x=x, row=more[0] if more else None)
         torch.testing.assert_close(run(*arguments)[0], model(x, *more))
 
     check()

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from optimizations import torch_internals
-from optimizations.placement import Feeds, Placement
+from optimizations import Options, torch_internals
+from optimizations.placement import Feeds, Placement, place
 from optimizations.placement.feed_plan import FeedPlan
 from optimizations.placement.observe import Observation, observe
 from optimizations.placement.rewrite import copy_of
@@ -142,6 +142,46 @@ def graphs_of(
     with mode or contextlib.nullcontext():
         torch.compile(program, backend=collect, dynamic=dynamic)(*args)
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """Hold the graph of a program for a GPU, its example inputs, and what placement made of it."""
+
+    graph_module: torch.fx.GraphModule
+    inputs: list[Any]
+    placement: Placement
+
+    def original(self) -> Callable[..., tuple[Any, ...]]:
+        return runner(self.graph_module, self.inputs)
+
+    def placed(self) -> Callable[..., tuple[Any, ...]]:
+        return placed_runner(self.graph_module, self.placement, self.inputs)
+
+    def feeds(self) -> FeedPlan:
+        """The feed plan, with the CPU as the device."""
+        assert self.placement.feeds is not None
+        return feeds_on_cpu(self.graph_module, self.placement.feeds, self.inputs)
+
+    def arguments(self, default: Any = None, **values: Any) -> list[Any]:
+        """The graph's arguments in order: `values` by the names that the program has for them, else the default."""
+        names = [node.name for node in self.graph_module.graph.nodes if node.op == "placeholder"]
+        return [next((value for key, value in values.items() if f"_{key}_" in f"{name}_"), default) for name in names]
+
+
+def traced(
+    program: Callable[..., Any],
+    *tensors: Any,
+    on_cpu: Sequence[int] = (),
+    options: Options = Options(),  # noqa: B008
+    dynamic: bool | None = None,
+) -> Traced:
+    """Trace and place a program on fake CUDA tensors, but for those at `on_cpu`. A module's parameters are fake too."""
+    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
+    arguments = [tensor if place in on_cpu else fake_cuda(tensor, mode) for place, tensor in enumerate(tensors)]
+    on_gpu = on_cuda(program, mode) if isinstance(program, torch.nn.Module) else program
+    ((graph_module, inputs),) = graphs_of(on_gpu, *arguments, mode=mode, dynamic=dynamic)
+    return Traced(graph_module, inputs, place(graph_module, inputs, options))
 
 
 def on_cuda(module: torch.nn.Module, mode: Any) -> torch.nn.Module:
