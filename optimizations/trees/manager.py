@@ -42,6 +42,11 @@ addresses in each call. A backward assumes fixed addresses for saved tensors, so
 Such a backward runs without a graph too. It is recognized by the storages of its inputs: each result of the forward is
 marked, except parameters and results of graphs, which outlive the forward and are inputs of other calls as well.
 
+Note [Results that die meanwhile]. Another thread, which may be autograd's, can release a result at any time. While
+stock records a function, or gives live results ownership of their memory, it reads several times which are live. If one
+died in between, its memory would be freed twice, and two tensors would get the same memory. So all live results are
+referenced meanwhile, except the inputs of the function that is recorded.
+
 Note [Functions inside of functions]. A custom operator of the program may call a compiled function. While such an
 operator is warmed up or recorded, the inner function runs without a graph of its own, and the outer graph contains its
 kernels. It has none either where stock's code runs the outer function without a graph: what was decided for the outer
@@ -289,7 +294,6 @@ class EncoreManager(CUDAGraphTreeManager):
 
     def run_eager(self, new_inputs: list[Any], function_id: Any) -> Any:
         """Run a function without a graph as stock does, which warms up in the pool. See the notes on warm-ups."""
-        self._apply_due_checkpoint()
         function = self._function(function_id)
         run, thread = function.run, threading.get_ident()
         found: list[Any] = []  # empty before the function begins; then one element: None, or its results
@@ -303,7 +307,8 @@ class EncoreManager(CUDAGraphTreeManager):
 
         function.run = warm_up
         try:
-            with self._running_a_function():
+            with self._results_alive(), self._running_a_function():
+                self._apply_due_checkpoint()
                 return super().run_eager(new_inputs, function_id)
         except BaseException as error:
             self.warmed_up_functions.discard(function_id)
@@ -356,11 +361,18 @@ class EncoreManager(CUDAGraphTreeManager):
             self._checkpoint_due = False
             self._note_uncaptured(function, refused)
             return function(new_inputs)
-        replayed = self._checkpoint_due
-        self._apply_due_checkpoint()
         if in_a_process_group() and (function.code().collective or function.code().opaque):
             free_before_process_groups_end()
-        before = self.current_node
+        replayed = self._checkpoint_due
+        with self._results_alive(new_inputs[index] for index in made):
+            self._apply_due_checkpoint()
+            return self._record_after_results(made, new_inputs, function_id, replayed)
+
+    def _record_after_results(
+        self, made: Sequence[int], new_inputs: list[Any], function_id: Any, replayed: bool
+    ) -> Any:
+        """Record a function, or run it without a graph if that fails. `made`: the inputs that are results."""
+        function, before = self._function(function_id), self.current_node
         inputs = list(new_inputs)
         for index in made:  # not referenced: results must die during the recording, as they do in replays
             inputs[index] = before.borrowed(inputs[index])
@@ -526,7 +538,8 @@ class EncoreManager(CUDAGraphTreeManager):
         node = self.current_node
         replayed = isinstance(node, EncoreNode) and self.path_state is trees.ExecutionState.EXECUTION
         if replayed and any(True for _ in node.path_live_weakrefs()):
-            super().apply_checkpoint_execution_state_in_allocator()
+            with self._results_alive():
+                super().apply_checkpoint_execution_state_in_allocator()
 
     def outlived(self) -> None:
         """Callback: no function needs the manager any more. Note [Results that outlive their functions].
@@ -572,6 +585,20 @@ class EncoreManager(CUDAGraphTreeManager):
         that continues with replays could never continue with a recording.
         """
         self._checkpoint_due = True
+
+    @contextlib.contextmanager
+    def _results_alive(self, released: Iterable[torch.Tensor] = ()) -> Iterator[None]:
+        """Keep live results alive in the block, except those `released` in it. Note [Results that die meanwhile]."""
+        node = self.current_node
+        if isinstance(node, EncoreNode):
+            node.remove_path_cached_tensors()  # these are live only if the program references them
+        by_function = {storage._cdata for storage in _storages(released)}
+        live = node.path_live_weakrefs() if node is not None else ()
+        held = [torch_internals.storage_of_weak(one.ref.cdata) for one in live if one.ref.cdata not in by_function]
+        try:
+            yield
+        finally:
+            held.clear()
 
     def _apply_due_checkpoint(self) -> None:
         if self._checkpoint_due:

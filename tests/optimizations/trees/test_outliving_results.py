@@ -197,6 +197,33 @@ def test_failed_copy_is_reported_and_ends_no_graph(cuda_on_cpu: CudaOnCpu, monke
     assert result is not None
 
 
+@pytest.mark.parametrize("read", ["data_ptrs_dead_since_invocation", "_cuda_getCheckpointState"])
+def test_result_that_another_thread_releases_is_freed_once(
+    cuda_on_cpu: CudaOnCpu, owning: list[int], monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    """It dies while a function after it is recorded, right before this is called."""
+    second = Compiled(Model(cuda_on_cpu))
+    second(values(1), values(2), values(3))
+    results, compiled = [], Compiled(Model(cuda_on_cpu))
+    for step in range(6):
+        results[:] = []
+        results[:] = compiled.checked(values(step), values(step + 1), values(7))
+    owner: Any = torch._C if hasattr(torch._C, read) else manager.EncoreNode
+    reads, freed = getattr(owner, read), list[int]()
+
+    def after_a_release(*arguments: Any) -> Any:
+        in_threads(results.clear)
+        return reads(*arguments)
+
+    monkeypatch.setattr(owner, read, after_a_release)
+    monkeypatch.setattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", freed.append)
+    second.checked(values(1), values(2), values(3), mark=False)
+    assert not results
+    assert (owning, freed) == ([1], [])
+    recorded: Any = own_container(0).tree_manager.current_node  # type: ignore[union-attr]
+    assert recorded.recorded_liveness_after_graph[0] == [(0, 0) in recorded.live_indices_after_graph]
+
+
 @pytest.mark.parametrize("begins", [True, False])
 def test_iteration_that_begins_inside_a_function_ends_no_result(cuda_on_cpu: CudaOnCpu, begins: bool) -> None:
     """Stock's code runs the outer function, as it writes an input; another thread begins the iteration meanwhile."""
