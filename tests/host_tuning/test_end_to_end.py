@@ -9,11 +9,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from fixtures.fake_host import FakeHost
-from fixtures.fake_runs import default_signals
+from fixtures.fake_runs import default_signals, wait_until
 
 from host_tuning.machine import CPU, NO_TURBO
 from host_tuning.state import STATE
@@ -72,10 +71,7 @@ def test_ctrl_c_in_the_middle_puts_everything_back(tmp_path: Path) -> None:
         command(tmp_path, *TUNE), stdout=writer, stderr=subprocess.PIPE, preexec_fn=default_signals
     )
     os.close(writer)
-    deadline = time.monotonic() + 60
-    while host.read(file) != value:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: host.read(file) == value or process.poll() is not None)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     os.close(reader)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from fixtures.fake_command import CPU, Fake, wait_for
-from fixtures.fake_runs import living, recorded_pids
+from fixtures.fake_runs import living, recorded_pids, wait_until
 
 from suite.measure.environment import code_id
 from suite.results import store
@@ -226,10 +226,7 @@ def test_interrupted_command_does_not_wait_for_its_children(tmp_path: Path) -> N
 
 def test_killed_run_resumes_with_written_rows(fake: Fake) -> None:
     running = fake.start("run", "EOS", "ST", *CPU, behave={"ST/compile": "slow:30"})
-    deadline = time.monotonic() + 60
-    while not list(fake.runs.glob("*/logs/ST.compile.log")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: list(fake.runs.glob("*/logs/ST.compile.log")))
     running.kill()
     running.communicate()
     run = fake.only_run()

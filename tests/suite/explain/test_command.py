@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fixtures.fake_runs import default_signals, living
+from fixtures.fake_runs import default_signals, living, wait_until
 
 from suite.explain import run
 from suite.explain.run import explain_many
@@ -47,34 +47,24 @@ class Explaining:
             env={**os.environ, "ENCORE_TEST_PIDS": str(pids)},
             preexec_fn=default_signals,
         )
-        deadline = time.monotonic() + 60
-        while not pids.exists():
-            assert time.monotonic() < deadline and self.process.poll() is None, self.process.communicate()
-            time.sleep(0.02)
+        wait_until(lambda: pids.exists() or self.process.poll() is not None)
+        assert pids.exists(), self.process.communicate()
         worker, child, temporary = pids.read_text().split()
         self.pids, self.temporary = [int(worker), int(child)], Path(temporary)
         assert self.temporary.is_dir() and living(self.pids, within_s=0.0) == self.pids
 
-    def left(self) -> list[object]:
-        deadline = time.monotonic() + 10
-        while self.temporary.exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return [*living(self.pids, within_s=10.0), *([self.temporary] if self.temporary.exists() else [])]
-
 
 def test_interrupt_keeps_what_is_finished(tmp_path: Path) -> None:
     explaining = Explaining(tmp_path, "--out", str(tmp_path / "out"))
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "out" / "any.quick.json").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until((tmp_path / "out" / "any.quick.json").exists)
     time.sleep(0.3)
     explaining.process.send_signal(signal.SIGINT)
     _, err = explaining.process.communicate(timeout=60)
     assert explaining.process.returncode == 130
     assert json.loads((tmp_path / "out" / "any.quick.json").read_text())["target"] == "any:quick"
     assert "interrupted: 1 of 2 are explained" in err
-    assert explaining.left() == []
+    assert living(explaining.pids, within_s=10.0) == []
+    wait_until(lambda: not explaining.temporary.exists())
 
 
 def test_killed_command_leaves_no_worker(tmp_path: Path) -> None:

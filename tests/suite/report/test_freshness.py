@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from fixtures.fake_command import run_command
 from fixtures.synthetic_results import cell, environment, write_run
 
-from suite.cli.main import main
 from suite.report import markdown_pages
 from suite.report.markdown_pages import commits_since, stale_rows
 from suite.results import store
@@ -56,15 +56,14 @@ def stale(tree: Path) -> list[str]:
     [("0.2.0", 0, "are fresh"), ("0.3.0", 1, "1 findings; measure.*new is of version 0.2.0, and the tree is 0.3.0")],
 )
 def test_rows_of_another_version_are_stale(
-    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: str, code: int, words: str
+    tree: Path, monkeypatch: pytest.MonkeyPatch, version: str, code: int, words: str
 ) -> None:
     monkeypatch.setattr(store, "REPOSITORY", tree)
     monkeypatch.setattr(store, "RECORDED", tree / "recorded")
     (tree / "pyproject.toml").write_text(f'[project]\nname = "encore"\nversion = "{version}"\n')
-    with pytest.raises(SystemExit) as ended:
-        main(["report", "--check-fresh"])
-    assert (ended.value.code or 0) == code
-    assert re.search(words, "".join(capsys.readouterr()), re.DOTALL)
+    done = run_command(("report", "--check-fresh"))
+    assert done.returncode == code
+    assert re.search(words, done.stdout + done.stderr, re.DOTALL)
 
 
 def test_rows_many_commits_old_are_stale(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures.fake_command import run_command
 from fixtures.synthetic_results import block, cell, environment, failed_cell, metrics, write_run
 from recorded_runs import joined
 
 from models import registry
-from suite.cli.main import main
 from suite.micro.records import read_micro_run
 from suite.report.build import build_exhibits
 from suite.report.chart import Chart, draw
@@ -341,7 +341,7 @@ def test_workloads_are_the_papers_and_gaps_are_named() -> None:
     assert row(done, "EOS")["measured"] and not row(done, "ST")["measured"]
 
 
-def test_selected_exhibits_are_written_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_selected_exhibits_are_written_alone(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [cell("EOS", "compile"), cell("EOS", "graph", 50)])
     files, tables = build_exhibits(["table2", "fig10"], [run], tmp_path / "out")
     names = {path.relative_to(tmp_path / "out").as_posix() for path in files}
@@ -350,17 +350,14 @@ def test_selected_exhibits_are_written_alone(tmp_path: Path, capsys: pytest.Capt
     assert "### GraCE Fig. 10" in tables and "### GraCE Table 2" in tables
     with pytest.raises(WrongUse, match=r"did you mean .*fig1"):
         find_exhibits(["fig1O"])
-    with pytest.raises(SystemExit) as ended:
-        main(["report", str(run), "--out", str(tmp_path / "cli"), "--only", "fig13"])
-    assert not ended.value.code
-    written = [line for line in capsys.readouterr().out.splitlines() if line.endswith((".csv", ".png"))]
+    done = run_command(("report", str(run), "--out", str(tmp_path / "cli"), "--only", "fig13"))
+    assert done.returncode == 0
+    written = [line for line in done.stdout.splitlines() if line.endswith((".csv", ".png"))]
     assert all(Path(path).is_file() and "fig13" in path for path in written) and written
     files, _ = build_exhibits(["table1"], [tmp_path / "none"], tmp_path / "table1", micro=tmp_path / "none")
     assert [path.name for path in files] == ["paper_table1.csv"], "it reads no results"
     for names_given in ("fig99", ","):
-        with pytest.raises(SystemExit) as ended:
-            main(["report", str(run), "--only", names_given])
-        assert ended.value.code == 2
+        assert run_command(("report", str(run), "--only", names_given)).returncode == 2
 
 
 def test_papers_tables_are_complete() -> None:

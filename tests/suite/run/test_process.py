@@ -21,6 +21,7 @@ from fixtures.fake_runs import (
     fake_workload,
     living,
     recorded_pids,
+    wait_until,
 )
 from tiny_workloads import spec_of
 
@@ -193,14 +194,13 @@ def test_real_worker_writes_the_tracebacks_of_its_threads(tmp_path: Path) -> Non
     cell = RankedWorker(process.WORKER_COMMAND, tmp_path / "log", 1, "cpu")
     (one,) = cell.ranks
     try:
-        deadline = time.monotonic() + 30.0
-        while not catches(one.pid, signal.SIGUSR1):
-            assert time.monotonic() < deadline, one.log_tail()
-            time.sleep(0.05)
-        while not ("in serve" in one.log_tail() and "in watch" in one.log_tail()):  # it may not be there yet
-            assert time.monotonic() < deadline, one.log_tail()
-            time.sleep(0.05)
-            one.write_tracebacks()
+        wait_until(lambda: catches(one.pid, signal.SIGUSR1), one.log_tail)
+
+        def has_written() -> bool:
+            one.write_tracebacks()  # it may not be there yet
+            return "in serve" in one.log_tail() and "in watch" in one.log_tail()
+
+        wait_until(has_written, one.log_tail)
     finally:
         end([cell], ask_first=False)
 

@@ -282,8 +282,9 @@ def test_cold_caches_are_removed_and_warm_ones_kept(bench: Bench, monkeypatch: p
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     bench.run(modes=FOUR[:1])
     assert list(temporary.iterdir()) == []
-    bench.run(modes=FOUR[:1], warm_cache=True, workloads=[fake_workload("WARM")])
+    bench.run(modes=FOUR[1:2], warm_cache=True, workloads=[fake_workload("WARM")])
     assert (bench.folder / "warm").is_dir()
+    assert bench.compiled()[-1] == ("compile", "KERNELS_ALONE"), "its kernels may be there"
 
 
 def test_outcome_is_one_line() -> None:

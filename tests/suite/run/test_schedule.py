@@ -8,13 +8,13 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from fixtures.fake_command import run_command
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import paths, read_recorded
 
 from models import registry
 from models.registry import TP_MARK, UnknownWorkload, find
-from suite.cli.main import main
 from suite.measure.modes import MODES
 from suite.results.errors import WrongUse
 from suite.results.schema import Cell
@@ -206,10 +206,9 @@ def test_split_workload_is_a_row_of_its_own() -> None:
             find(name)
 
 
-def test_more_gpus_than_there_are_is_wrong_use(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_more_gpus_than_there_are_is_wrong_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "find_gpu", lambda: None)
     monkeypatch.setattr(launch, "visible_gpus", lambda: ["0", "1"])
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "XLNET-I", "--tp", "2,4"])
-    assert ended.value.code == 2
-    assert "XLNET-I@tp4: 2 GPUs can be used here" in capsys.readouterr().err
+    done = run_command(("run", "XLNET-I", "--tp", "2,4"))
+    assert done.returncode == 2
+    assert "XLNET-I@tp4: 2 GPUs can be used here" in done.stderr

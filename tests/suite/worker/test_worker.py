@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from fixtures.fake_runs import living
+from fixtures.fake_runs import living, wait_until
 from tiny_workloads import spec_of
 
 from suite.results.schema import CompileConditions, Status
@@ -128,10 +127,7 @@ def test_worker_without_its_runner_ends_with_its_children(tmp_path):
     with worker(tmp_path, *PYTHON, RUNNER, *PYTHON, textwrap.dedent(BUSY)) as one:
         (runner,) = one.ranks
         runner.send(Prepare(spec=spec_of("EOS")))
-        deadline = time.monotonic() + 60
-        while not runner.log_tail().startswith("started "):
-            assert time.monotonic() < deadline, runner.log_tail()
-            time.sleep(0.05)
+        wait_until(lambda: runner.log_tail().startswith("started "), runner.log_tail)
         child = int(runner.log_tail().split()[1])
         assert living([child], within_s=0.0) == [child]
         os.kill(runner.pid, signal.SIGKILL)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fixtures.fake_command import run_command
 from fixtures.synthetic_results import cell, environment, failed_cell, write_run
 from pandas.testing import assert_frame_equal
 
-from suite.cli.main import main
 from suite.report import frame
 from suite.report.frame import read_history, rows_frame, write_history
 from suite.report.history.lines import directions, lines_of
@@ -90,14 +90,11 @@ def test_damaged_run_is_not_recorded(tmp_path: Path, recorded: Path) -> None:
         record_run(run, recorded, tmp_path / "history.csv")
 
 
-def test_record_command_packs_a_run_and_renews_the_page(
-    tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_record_command_packs_a_run_and_renews_the_page(tmp_path: Path, recorded: Path) -> None:
     run = a_run(tmp_path, "new", day=2)
     for arguments in ([str(run)], []):
-        with pytest.raises(SystemExit) as ended:
-            main(["record", *arguments])
-        assert not ended.value.code, capsys.readouterr().err
+        done = run_command(("record", *arguments))
+        assert done.returncode == 0, done.stderr
         page = (recorded / PAGE).read_text()
         row = "| `new` | `encore run` | SYNTHETIC GPU | 0123456789 | EOS, ST | compile, graph, encore | 3 |"
         assert (row in page) is bool(arguments) and listing(recorded) in page
@@ -160,15 +157,12 @@ def test_history_of_an_unknown_name_is_refused(mode: str, over: str, device: str
         lines_of(ROWS, mode, over, device, last=10)
 
 
-def test_history_command_adds_own_runs_and_draws(
-    tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_history_command_adds_own_runs_and_draws(tmp_path: Path, recorded: Path) -> None:
     write_history([ROWS], tmp_path / "history.csv")
     picture = tmp_path / "history.png"
-    with pytest.raises(SystemExit) as ended:
-        main(["history", str(a_run(tmp_path, day=9)), "--figure", str(picture)])
-    assert not ended.value.code
-    printed = capsys.readouterr().out
+    done = run_command(("history", str(a_run(tmp_path, day=9)), "--figure", str(picture)))
+    assert done.returncode == 0
+    printed = done.stdout
     assert "EOS" in printed and "0123456" in printed, "the device of the newest row, which is of the own run"
     assert "1.60" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures.fake_command import run_command
 from fixtures.synthetic_results import GPU, cell, environment, failed_cell, timed, write_run
 
-from suite.cli.main import main
 from suite.measure.kernels import kernel_key
 from suite.report.runs import load_runs
 from suite.report.two_runs.pairs import Comparison, Outcome, Pair, compare_runs
@@ -292,28 +292,23 @@ def test_changed_bits_are_reported(compare: Compare) -> None:
     assert "other bits" not in pair(made, "graph").remarks
 
 
-def encore(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(["compare", *arguments])
-    printed = capsys.readouterr()
-    return int(ended.value.code or 0), printed.out, printed.err
-
-
-def test_command_exits_with_its_decision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_exits_with_its_decision(tmp_path: Path) -> None:
     base = str(write_run(tmp_path / "a", [*cells(), cell("ST", "graph")], environment(run_id="a")))
     worse = str(write_run(tmp_path / "b", cells({"placement": 1.3}), environment(run_id="b", driver="600")))
-    code, out, _ = encore(capsys, base, worse)
-    assert code == 1
+    done = run_command(("compare", base, worse))
+    out = done.stdout
+    assert done.returncode == EXIT_FINDING
     assert out.index("differs: driver: 580.0 in BASE, 600 in NEW") < out.index("Rows")
     assert "1 regression beyond 5%: EOS placement" in out and "only in BASE" in out
-    code, out, _ = encore(capsys, base, worse, "--threshold", "0.4")
-    assert code == 0 and "no regression beyond 40%" in out
+    done = run_command(("compare", base, worse, "--threshold", "0.4"))
+    assert done.returncode == EXIT_OK and "no regression beyond 40%" in done.stdout
     wrong: Sequence[Sequence[str]] = (
         *((base, worse, "--threshold", share) for share in ("lots", "5", "nan", "-1")),
         *((base, base), (base, "nowhere"), (base, worse, "--markdown"), (base,)),
     )
     for arguments in wrong:
-        assert encore(capsys, *arguments)[0] == EXIT_WRONG_USE, arguments
+        assert run_command(("compare", *arguments)).returncode == EXIT_WRONG_USE, arguments
     alone = str(write_run(tmp_path / "c", [cell("EOS", "placement")], environment(run_id="c")))
-    code, out, _ = encore(capsys, base, alone)
-    assert code == EXIT_UNDECIDED and "--modes compile,graph,MODE" in out and "nothing can be decided" in out
+    done = run_command(("compare", base, alone))
+    assert done.returncode == EXIT_UNDECIDED
+    assert "--modes compile,graph,MODE" in done.stdout and "nothing can be decided" in done.stdout
