@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -56,16 +57,16 @@ def project(tmp_path: Path) -> Path:
     return tmp_path / "project"
 
 
+def run_in(project: Path, command: Sequence[str], *paths: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in the project's folder, with these folders on PYTHONPATH."""
+    path = os.pathsep.join(map(str, paths))
+    env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=200)
+
+
 def encore(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command in the project's folder, which is on PYTHONPATH too and comes before Encore's there."""
-    return subprocess.run(
-        [*own_packages.script("suite"), *arguments],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(project), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    return run_in(project, [*own_packages.script("suite"), *arguments], project)
 
 
 def test_a_program_in_packages_of_encores_names_is_explained(project: Path, tmp_path: Path) -> None:
@@ -81,13 +82,7 @@ def test_a_program_in_packages_of_encores_names_is_explained(project: Path, tmp_
 def test_commands_and_workers_find_encores_own_packages(project: Path) -> None:
     assert "XLNET-T" in encore(project, "list", "--workloads").stdout
     for command in (WORKER_COMMAND, run.WORKER_COMMAND):
-        done = subprocess.run(
-            [*command, "--help"],
-            cwd=project,
-            env={**os.environ, "PYTHONPATH": str(project)},
-            capture_output=True,
-            text=True,
-        )
+        done = run_in(project, [*command, "--help"], project)
         assert done.returncode == 0, done.stderr
         assert "usage:" in done.stdout
 
@@ -101,7 +96,7 @@ def test_installed_command_puts_encores_packages_first() -> None:
 
 def test_command_without_dependencies_says_how_to_get_them() -> None:
     code = "import sys; sys.modules['typer'] = None; from encore.own_packages import command; command()"
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    done = run_in(REPOSITORY, [sys.executable, "-c", code])
     assert done.returncode == 1
     assert done.stderr.startswith("encore: the command needs typer, which is not installed")
     assert "pip install 'encore[suite]'" in done.stderr
@@ -121,13 +116,7 @@ def test_only_names_that_the_user_has_give_way(project: Path) -> None:
         assert mine.EXIT_OK == 0
     """
     (project / "machine.py").write_text("")
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-    )
+    done = run_in(project, [sys.executable, "-P", "-c", code], REPOSITORY)
     assert done.returncode == 0, done.stderr
 
 
@@ -135,11 +124,6 @@ def test_backend_needs_none_of_the_users_names(project: Path) -> None:
     (project / "optimizations.py").unlink()
     for name in ("models", "suite"):
         (project / name / "__init__.py").write_text("raise SystemExit('the package of the user was imported')")
-    done = subprocess.run(
-        [sys.executable, "-c", "import optimizations.compiled_graph; optimizations.report(); optimizations.reset()"],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(project), str(REPOSITORY)))},
-        capture_output=True,
-        text=True,
-    )
+    code = "import optimizations.compiled_graph; optimizations.report(); optimizations.reset()"
+    done = run_in(project, [sys.executable, "-c", code], project, REPOSITORY)
     assert done.returncode == 0, done.stderr

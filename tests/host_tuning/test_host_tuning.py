@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,74 +82,63 @@ def test_everything_is_changed_and_put_back(tmp_path: Path, vendor: str) -> None
     assert not case.state.exists()
 
 
-@pytest.mark.parametrize("vendor", VENDORS)
-def test_a_failure_at_any_write_leaves_everything_as_it_was(tmp_path: Path, vendor: str) -> None:
-    whole = Case(tmp_path / "whole", vendor)
+def each_write(root: Path, vendor: str = "intel", *, tuned: bool = False) -> Iterator[tuple[int, str, Case]]:
+    """Yield the number and text of each write of `tune`, or of `restore` where the host is tuned, with a host."""
+    whole = Case(root / "whole", vendor)
     whole.tune()
-    count = len(whole.host.steps)
-    assert count > 12
-    for number in range(count):
-        for hook in ("before_step", "after_step")[: 2 if vendor == "intel" else 1]:
-            case = Case(tmp_path / f"{hook}-{number}", vendor)
-            before = case.settings()
-            setattr(case.host, hook, fail(number))
-            with pytest.raises(HostTuningError, match="everything is as it was before"):
-                case.tune()
-            assert case.settings() == before, (hook, whole.host.steps[number])
-            assert not case.state.exists()
+    if tuned:
+        whole = whole.again()
+        whole.restore()
+    assert len(whole.host.steps) > 12
+    for number, step in enumerate(whole.host.steps):
+        case = Case(root / f"{number}", vendor)
+        if tuned:
+            case.tune()
+        yield number, step, case.again()
 
 
-def test_restore_puts_everything_back_after_a_crash_at_any_write(tmp_path: Path) -> None:
-    whole = Case(tmp_path / "whole")
-    whole.tune()
-    for number in range(len(whole.host.steps)):
-        for hook in ("after_step", "before_step"):
-            case = Case(tmp_path / f"{hook}-{number}")
-            before = case.settings()
-            setattr(case.host, hook, end_process(number))
-            assert in_child(case.tune) == 9
-            assert case.settings() != before or number == 0
-            case.again().restore()
-            assert case.settings() == before, (hook, whole.host.steps[number])
+@pytest.mark.parametrize(
+    ("vendor", "hook"), [("intel", "before_step"), ("intel", "after_step"), ("amd", "before_step")]
+)
+def test_a_failure_at_any_write_leaves_everything_as_it_was(tmp_path: Path, vendor: str, hook: str) -> None:
+    for number, step, case in each_write(tmp_path, vendor):
+        before = case.settings()
+        setattr(case.host, hook, fail(number))
+        with pytest.raises(HostTuningError, match="everything is as it was before"):
+            case.tune()
+        assert case.settings() == before, step
+        assert not case.state.exists()
+
+
+@pytest.mark.parametrize("hook", ["before_step", "after_step"])
+def test_restore_puts_everything_back_after_a_crash_at_any_write(tmp_path: Path, hook: str) -> None:
+    for number, step, case in each_write(tmp_path):
+        before = case.settings()
+        setattr(case.host, hook, end_process(number))
+        assert in_child(case.tune) == 9
+        assert case.settings() != before or number == 0
+        case.again().restore()
+        assert case.settings() == before, step
 
 
 def test_crash_of_restore_is_repaired_by_the_next_one(tmp_path: Path) -> None:
-    whole = Case(tmp_path / "whole")
-    before = whole.settings()
-    whole.tune()
-    whole = whole.again()
-    whole.restore()
-    for number in range(len(whole.host.steps)):
-        case = Case(tmp_path / str(number))
-        case.tune()
-        crashing = case.again()
-        crashing.host.after_step = end_process(number)
-        assert in_child(crashing.restore) == 9
+    before = Case(tmp_path / "untouched").settings()
+    for number, step, case in each_write(tmp_path, tuned=True):
+        case.host.after_step = end_process(number)
+        assert in_child(case.restore) == 9
         case.again().restore()
-        assert case.settings() == before, whole.host.steps[number]
+        assert case.settings() == before, step
 
 
 def test_values_that_cannot_be_restored_are_named_and_kept(tmp_path: Path) -> None:
-    whole = Case(tmp_path / "whole")
-    before = whole.settings()
-    whole.tune()
-    whole = whole.again()
-    whole.restore()
-    named = 0
-    for number in range(len(whole.host.steps)):
-        case = Case(tmp_path / str(number))
-        case.tune()
-        failing = case.again()
-        failing.host.before_step = fail(number)
-        try:
-            failing.restore()
-        except HostTuningError as error:
-            named += 1
-            assert re.search(r"could not be put back: \w+ at .*run restore again", str(error))
-            assert json.loads(case.state.read_text())["changes"] and case.settings() != before
-            case.again().restore()
-        assert case.settings() == before, whole.host.steps[number]
-    assert named == len(whole.host.steps)
+    before = Case(tmp_path / "untouched").settings()
+    for number, step, case in each_write(tmp_path, tuned=True):
+        case.host.before_step = fail(number)
+        with pytest.raises(HostTuningError, match=r"could not be put back: \w+ at .*run restore again"):
+            case.restore()
+        assert json.loads(case.state.read_text())["changes"] and case.settings() != before
+        case.again().restore()
+        assert case.settings() == before, step
 
 
 def test_state_file_precedes_the_first_change(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

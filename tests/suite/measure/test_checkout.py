@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
+from git_folder import ALONE, commit, git
 
 from suite.measure.environment import code_id, git_state, shown_code
 
 
 @pytest.fixture(autouse=True)
 def no_settings_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-
-
-def git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
-    command = ["git", "-C", str(folder), *identity, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    for name, value in ALONE.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
@@ -36,11 +30,6 @@ def repository(tmp_path: Path) -> Path:
     git(folder, "init")
     commit(folder)
     return folder
-
-
-def commit(folder: Path) -> None:
-    git(folder, "add", "-A")
-    git(folder, "commit", "--allow-empty", "-m", "more")
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 from fixtures.fake_command import run_command
 from fixtures.synthetic_results import cell, environment, write_run
+from git_folder import commit, git
 
 from suite.report import markdown_pages
 from suite.report.markdown_pages import commits_since, stale_rows
@@ -18,19 +18,12 @@ from suite.results.errors import WrongUse
 PAGE = "<!-- generated: headline -->\n{text}\n<!-- end: headline -->\n"
 
 
-def git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    done = subprocess.run(["git", "-C", str(folder), *identity, *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-def commit(folder: Path, file: str) -> str:
+def changed(folder: Path, file: str) -> str:
+    """Change a file of the checkout, and return the commit."""
     path = folder / file
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"{path.read_text() if path.exists() else ''}more\n")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-qm", "a change")
-    return git(folder, "rev-parse", "HEAD")
+    return commit(folder)
 
 
 @pytest.fixture
@@ -40,7 +33,7 @@ def tree(tmp_path: Path) -> Path:
     folder.mkdir()
     git(folder, "init", "-q")
     (folder / "pyproject.toml").write_text('[project]\nname = "encore"\nversion = "0.2.0"\n')
-    first = commit(folder, "optimizations/a.py")
+    first = changed(folder, "optimizations/a.py")
     of = environment(run_id="new", git_commit=first, packages={"encore": "0.2.0"})
     write_run(folder / "recorded" / "new", [cell("EOS", "compile")], of)
     (folder / "README.md").write_text(PAGE.format(text=f"NVIDIA H200, run new (commit {first[:10]} with code abc)"))
@@ -69,10 +62,10 @@ def test_rows_of_another_version_are_stale(
 def test_rows_many_commits_old_are_stale(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commits that leave the backend as it is do not count."""
     monkeypatch.setattr(markdown_pages, "MOST_COMMITS", 1)
-    commit(tree, "optimizations/a.py")
-    commit(tree, "docs/a.md")
+    changed(tree, "optimizations/a.py")
+    changed(tree, "docs/a.md")
     assert stale(tree) == []
-    commit(tree, "optimizations/b.py")
+    changed(tree, "optimizations/b.py")
     (found,) = stale(tree)
     assert found.startswith("2 commits touched optimizations/ since run new (") and found.endswith("; 1 may")
 
