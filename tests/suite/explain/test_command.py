@@ -90,13 +90,16 @@ def test_explain_names_the_line_where_a_target_hangs(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("fake_workers")
 def test_file_that_cannot_be_written_ends_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+
     def full(path: Path, content: str) -> None:
+        wait_until(pids.exists)
         raise EncoreError("cannot write")
 
     monkeypatch.setattr(run, "write_atomically", full)
-    monkeypatch.setenv("ENCORE_TEST_PIDS", str(tmp_path / "pids"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})  # both targets at once
+    monkeypatch.setenv("ENCORE_TEST_PIDS", str(pids))
     with pytest.raises(EncoreError, match="cannot write"):
         list(explain_many([Target("any:quick", None), Target("any:hang", None)], out=tmp_path / "out"))
-    if (tmp_path / "pids").exists():
-        worker, child, _ = (tmp_path / "pids").read_text().split()
-        assert living([int(worker), int(child)], within_s=10.0) == []
+    worker, child, _ = pids.read_text().split()
+    assert living([int(worker), int(child)], within_s=10.0) == []

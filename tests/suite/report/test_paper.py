@@ -412,12 +412,6 @@ def test_concurrency_shows_iterations_and_proved_graphs(tmp_path: Path) -> None:
     assert draw(done.chart, done.provenance).axes
 
 
-def test_concurrency_without_rows_is_not_measured() -> None:
-    done = made("concurrency", results(cell("EOS", "lean", 100)))
-    assert done.chart is None
-    assert {point.measured for point in done.points} == {NOT_MEASURED}
-
-
 @pytest.mark.parametrize("text", ["{}", "no JSON", json.dumps(proof_row("EOS", recordings=None))])
 def test_file_that_is_no_proof_is_wrong_use(tmp_path: Path, text: str) -> None:
     path = tmp_path / "proof.jsonl"

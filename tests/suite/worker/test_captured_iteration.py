@@ -19,7 +19,7 @@ from tiny_workloads import WholeCell, instance_of, without_dropout
 
 import optimizations
 from models import registry
-from models.instance import instantiate
+from models.instance import Instance, instantiate
 from models.nests import map_tensors
 from optimizations.capture.callables.graph_callables import GraphedCallables
 from optimizations.capture.step.graphed_step import GraphedStep
@@ -29,7 +29,7 @@ from suite.measure.metrics import PreparedCell
 from suite.measure.metrics.floor import METRIC
 from suite.measure.modes import MODES
 from suite.results.schema import Copies, Status
-from suite.worker.captured_iteration import CallableIteration, HandIteration, StepIteration, captured_iteration
+from suite.worker.captured_iteration import captured_iteration
 from suite.worker.main import failure
 from suite.worker.protocol import Measure, Unsupported
 
@@ -165,25 +165,42 @@ def test_harmless_host_draws_are_captured_where_declared(mode: str, training_cel
     assert any(graph.replays for graph in graphs)
 
 
+def trained(kind: str, instance: Instance, outputs: bool) -> list[torch.Tensor]:
+    """Return losses, outputs and trained parameters of six iterations: in a mode, or "plain"."""
+    optimizer = instance.optimizer()
+    run: Any = iteration(instance, instance.module, marks_steps=False, optimizer=optimizer)
+    if kind != "plain":
+        run = captured_iteration(MODES[kind], instance, instance.module, optimizer=optimizer, outputs=outputs)
+    outcomes = [map_tensors(run(instance.inputs(index)), torch.clone) for index in range(6)]
+    if kind != "plain":
+        run.require_replays()
+        assert kind == "by-hand" or outputs or all(outcome.output is None for outcome in outcomes)
+    kept = [outcome.loss for outcome in outcomes] + [outcome.output for outcome in outcomes if outputs]
+    return [tensor.detach() for tensor in [*kept, *instance.module.parameters()]]
+
+
 @pytest.mark.parametrize("acronym", ["BSCG", "STCLM"])
 def test_layer_drop_models_train_in_graphs_as_in_eager(acronym: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    for mode in ("plain", *CAPTURING):
+    for kind in ("plain", *CAPTURING):
         device = CpuDeviceWithHost()
         monkeypatch.setattr(optimizations, "graph_step", functools.partial(GraphedStep, device=device))
         monkeypatch.setattr(optimizations, "graph_callables", functools.partial(GraphedCallables, device=device))
         instance = instantiate(registry.find(acronym), variant="published", size="tiny", device="cpu", seed=0)
         without_dropout(instance.module)
-        optimizer = instance.optimizer()
-        run: Any = iteration(instance, instance.module, marks_steps=False, optimizer=optimizer)
-        if mode != "plain":
-            run = captured_iteration(MODES[mode], instance, instance.module, optimizer=optimizer, outputs=False)
-        losses = [run(instance.inputs(index)).loss.detach().clone() for index in range(6)]
-        if mode != "plain":
-            run.require_replays()
-        found.append([*losses, *(parameter.detach() for parameter in instance.module.parameters())])
+        found.append(trained(kind, instance, outputs=False))
     for captured in found[1:]:
-        assert all(torch.equal(mine, plain) for mine, plain in zip(captured, found[0], strict=True))
+        assert all(torch.equal(*both) for both in zip(captured, found[0], strict=True))
+
+
+@pytest.mark.parametrize("outputs", [True, False])
+def test_capturing_modes_train_as_the_plain_iteration(outputs: bool, graphs: list[Any]) -> None:
+    plain, *found = (
+        trained(kind, instance_of(Mlp, task="training", loss=loss, optimizer="sgd"), outputs)
+        for kind in ("plain", *ALL)
+    )
+    for captured in found:
+        assert all(map(torch.equal, captured, plain))
 
 
 @pytest.mark.parametrize("mode", ALL)
@@ -216,27 +233,3 @@ def test_outputs_may_contain_objects_and_belong_to_their_call(mode: str, graphs:
         assert torch.equal(outcome.output["cache"].keys[0], x * 2)
         assert torch.equal(outcome.output["logits"], instance.module(x)["logits"])
         assert outcome.output["length"] == 3
-
-
-@pytest.mark.parametrize("outputs", [True, False])
-def test_capturing_modes_train_as_the_plain_iteration(outputs: bool, graphs: list[Any]) -> None:
-    found = []
-    for kind in ("plain", *CAPTURING, *(["by-hand"] if outputs else [])):
-        instance = instance_of(Mlp, task="training", loss=loss, optimizer="sgd")
-        optimizer = instance.optimizer()
-        run: Any = iteration(instance, instance.module, marks_steps=False, optimizer=optimizer)
-        if kind == "step":
-            run = StepIteration(run, outputs=outputs)
-        elif kind == "callables":
-            run = CallableIteration(instance, instance.module, optimizer, outputs=outputs)
-        elif kind == "by-hand":
-            run = HandIteration(run, list(instance.module.parameters()))
-        outcomes = [map_tensors(run(instance.inputs(index)), torch.clone) for index in range(6)]
-        kept = [outcome.loss for outcome in outcomes]
-        kept += [outcome.output for outcome in outcomes if outputs]
-        assert kind == "plain" or outputs or all(outcome.output is None for outcome in outcomes)
-        if kind != "plain":
-            run.require_replays()
-        found.append([tensor.detach() for tensor in [*kept, *instance.module.parameters()]])
-    for captured in found[1:]:
-        assert all(torch.equal(mine, plain) for mine, plain in zip(captured, found[0], strict=True))
