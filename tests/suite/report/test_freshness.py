@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from fixtures.fake_command import run_command
 from fixtures.synthetic_results import cell, environment, write_run
-from git_folder import commit, git
 
 from suite.report import markdown_pages
 from suite.report.markdown_pages import commits_since, stale_rows
 from suite.results import store
 from suite.results.errors import WrongUse
+from tests.suite.measure.test_checkout import commit, git
 
 PAGE = "<!-- generated: headline -->\n{text}\n<!-- end: headline -->\n"
 
