@@ -151,7 +151,7 @@ LONG_WITHOUT_A_GPU = frozenset(
         "optimizations/test_rank_programs.py",
         "optimizations/torch_internals/test_gpu_state.py",
         "optimizations/trees/test_exits.py",
-        "optimizations/trees/test_strange_programs.py",
+        "optimizations/trees/test_parameters.py",
         "suite/explain/test_programs.py",
         "suite/explain/test_run.py",
         "suite/explain/test_workloads.py",

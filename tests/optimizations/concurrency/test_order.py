@@ -81,20 +81,6 @@ def test_node_edges_lead_forward_and_keep_launches(drawn: list[tuple[list[Span],
         assert {*pairwise(range(launch.first, launch.last + 1))} <= set(edges)
 
 
-def test_independent_branches_run_concurrently() -> None:
-    order = order_launches(
-        [
-            Launch("split", 0, writes=((0, 8), (8, 16))),
-            Launch("left", 1, reads=((0, 8),), writes=((16, 24),)),
-            Launch("right", 2, reads=((8, 16),), writes=((24, 32),)),
-            Launch("join", 3, reads=((16, 32),), writes=((32, 40),)),
-        ]
-    )
-    assert order.waits_for == ((), (0,), (0,), (1, 2))
-    assert order.branches == 2
-    assert order.levels() == [0, 1, 1, 2]
-
-
 def test_memory_in_many_pieces_is_ordered_in_seconds() -> None:
     count = 4000
     launches = [Launch("a part", index, 1, (), ((index, index + 1),)) for index in range(count)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -54,17 +53,22 @@ def tensor(*values: float) -> torch.Tensor:
     return torch.tensor([*values, *[0.0] * (COUNT - len(values))])
 
 
-@dataclass
 class Program:
     """out = 2 * x; total = out + y[2:]; copied = y; filled = 7s, with x as input 0 and y as input 1."""
 
-    driver: SimulatedDriver
-    graph: int
-    x: torch.Tensor
-    y: torch.Tensor
-    out: torch.Tensor
-    total: torch.Tensor
-    copied: torch.Tensor
+    def __init__(self) -> None:
+        self.driver = driver = SimulatedDriver()
+        self.x, self.y = tensor(1, 2, 3), tensor(10, 20, 30, 40)
+        self.out, self.total, self.copied = tensor(), torch.zeros(COUNT - 2), tensor()
+        doubling, adding = Function("double", (8, 8, 4), double), Function("add", (8, 8, 8, 4), add)
+        driver.add_function(doubling)
+        driver.add_function(adding)
+        self.graph = driver.new_graph()
+        x, y, out, total, copied = (one.data_ptr() for one in (self.x, self.y, self.out, self.total, self.copied))
+        first = Node("KERNEL", doubling, [word(x), word(out), COUNT.to_bytes(4, "little")], (3, 2, 1))
+        second = [word(out), word(y + DELTA), word(total), (COUNT - 2).to_bytes(4, "little")]
+        driver.add_node(self.graph, Node("KERNEL", adding, second), after=[driver.add_node(self.graph, first)])
+        driver.add_node(self.graph, Node("MEMCPY", copy={"source": y, "destination": copied, "bytes": COUNT * 4}))
 
     def results(self) -> list[torch.Tensor]:
         return [self.out.clone(), self.total.clone(), self.copied.clone()]
@@ -81,28 +85,7 @@ DELTA = 2 * 4
 
 @pytest.fixture
 def program() -> Program:
-    driver = SimulatedDriver()
-    x, y = tensor(1, 2, 3), tensor(10, 20, 30, 40)
-    out, total, copied = tensor(), torch.zeros(COUNT - 2), tensor()
-    doubling = Function("double", (8, 8, 4), double)
-    adding = Function("add", (8, 8, 8, 4), add)
-    driver.add_function(doubling)
-    driver.add_function(adding)
-    graph = driver.new_graph()
-    first = driver.add_node(
-        graph,
-        Node("KERNEL", doubling, [word(x.data_ptr()), word(out.data_ptr()), COUNT.to_bytes(4, "little")], (3, 2, 1)),
-    )
-    second = [
-        word(out.data_ptr()),
-        word(y.data_ptr() + DELTA),
-        word(total.data_ptr()),
-        (COUNT - 2).to_bytes(4, "little"),
-    ]
-    driver.add_node(graph, Node("KERNEL", adding, second), after=[first])
-    copy = {"source": y.data_ptr(), "destination": copied.data_ptr(), "bytes": COUNT * 4}
-    driver.add_node(graph, Node("MEMCPY", copy=copy))
-    return Program(driver, graph, x, y, out, total, copied)
+    return Program()
 
 
 ALL = Available()

@@ -22,7 +22,7 @@ from optimizations.in_place import without_placeholder as chooser
 from optimizations.in_place.generated import GeneratedCode, Launch
 from optimizations.in_place.without_placeholder import without_placeholder
 from tests.optimizations.concurrency.test_branches import TwoKernels, called, faster
-from tests.optimizations.trees.test_named import LAUNCHED
+from tests.optimizations.trees.test_node import LAUNCHED
 from tests.optimizations.trees.test_parameters import Net
 
 __all__ = ["faster"]
