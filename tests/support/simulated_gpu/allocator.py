@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -179,37 +180,17 @@ def replaced_workspaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspaces]
     """Put the simulation in the place of PyTorch's. Autograd runs in a thread of its own."""
     made = Workspaces()
 
+    autograd = ThreadPoolExecutor(1)
+
     def run_in_backward(device: int, do: Any) -> None:
-        stream = made.stream
-        made.given.append((stream, "writes", 0))
-        tasks.append((stream, do))
-        wake.set()
-        done.wait(10)
-        done.clear()
-        if errors:
-            raise errors.pop()
+        def work(stream: int = made.stream) -> None:
+            with made.on(stream):
+                do()
 
-    tasks: list[Any] = []
-    errors: list[BaseException] = []
-    wake, done = threading.Event(), threading.Event()
-
-    def autograd() -> None:
-        while True:
-            wake.wait()
-            wake.clear()
-            stream, do = tasks.pop()
-            if do is None:
-                return
-            try:
-                with made.on(stream):
-                    do()
-            except BaseException as error:
-                errors.append(error)
-            done.set()
+        made.given.append((made.stream, "writes", 0))
+        autograd.submit(work).result(10)
 
     made.in_backward = run_in_backward  # type: ignore[attr-defined]
-    thread = threading.Thread(target=autograd, daemon=True)
-    thread.start()
     for name, value in (
         ("begin_allocating", made.begin),
         ("end_allocating", made.end),
@@ -237,6 +218,4 @@ def replaced_workspaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspaces]
     monkeypatch.setattr(side_stream, "_run_in_backward", run_in_backward)
     monkeypatch.setattr(side_stream, "_idle", type(side_stream._idle)(list))
     yield made
-    tasks.append((0, None))
-    wake.set()
-    thread.join(10)
+    autograd.shutdown()
