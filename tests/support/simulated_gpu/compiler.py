@@ -135,8 +135,7 @@ def _geometry(value: Any) -> Any:
 
 
 def _like(tensor: torch.Tensor, storage: Any, offset: int) -> torch.Tensor:
-    dtype, size, stride = _geometry(tensor)
-    like = tensor_over({"dtype": dtype, "storage_offset": offset, "size": size, "stride": stride}, storage)
+    like = tensor_over(storage, *_geometry(tensor), offset)
     return like.conj() if tensor.is_conj() else like
 
 
@@ -145,7 +144,7 @@ def _at(address: int, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[i
         return torch.empty_strided(size, stride, dtype=dtype)
     last = sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
     storage = at_address(address, (last + 1) * dtype.itemsize, torch.uint8).untyped_storage()
-    return tensor_over({"dtype": dtype, "storage_offset": 0, "size": size, "stride": stride}, storage)
+    return tensor_over(storage, dtype, size, stride)
 
 
 CUTS = ("tanh", "exp", "flip", "sum", "cat", "sin", "mean", "relu", "set_")

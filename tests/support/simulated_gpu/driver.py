@@ -118,7 +118,7 @@ class SimulatedDriver:
         self.graphs: dict[int, Graph] = {}
         self.executables: dict[int, Executable] = {}
         self._handles = itertools.count(0x1000, 0x10)
-        self._running: tuple[Executable, dict[int, int]] | None = None
+        self._running: Executable | None = None
         self.table_functions = {
             capacity: self.add_function(Function(TABLE_KERNEL, (8, 4, capacity * 8), self._write_table))
             for capacity in CAPACITIES
@@ -352,7 +352,7 @@ class SimulatedDriver:
             raise RuleBroken("a graph with device-updatable nodes was launched without an upload")
         waiting = {node: sum(target == node for _, target in run.edges) for node in nodes}
         ready = [node for node in nodes if not waiting[node]]
-        self._running = run, {node: node for node in nodes}
+        self._running = run
         run.order = []
         while ready:
             node = ready.pop(0)
@@ -386,13 +386,10 @@ class SimulatedDriver:
             case "MEMSET":
                 ctypes.memset(run.fills[node]["address"], 7, run.fills[node]["bytes"])
 
-    def _arguments(self, function: Function, launch: Any) -> list[bytes]:
-        assert not launch.extra
-        return self._read(function, int(launch.kernelParams))
-
     @staticmethod
-    def _read(function: Function, array: int) -> list[bytes]:
-        pointers = (ctypes.c_void_p * len(function.sizes)).from_address(array)
+    def _arguments(function: Function, launch: Any) -> list[bytes]:
+        assert not launch.extra
+        pointers = (ctypes.c_void_p * len(function.sizes)).from_address(int(launch.kernelParams))
         return [ctypes.string_at(pointers[index] or 0, size) for index, size in enumerate(function.sizes)]
 
     def _write_table(self, destination: bytes, count: bytes, words: bytes) -> None:
@@ -400,8 +397,8 @@ class SimulatedDriver:
         ctypes.memmove(int.from_bytes(destination, "little"), words[:size], size)
 
     def _run_prelude(self, table: bytes, nodes: bytes, updates: bytes, count: bytes, status: bytes) -> None:
-        assert self._running is not None
-        run, _ = self._running
+        run = self._running
+        assert run is not None
         table_at, nodes_at, updates_at = (int.from_bytes(pointer, "little") for pointer in (table, nodes, updates))
         for index in range(int.from_bytes(count, "little")):
             node, first, number = struct.unpack("<QII", ctypes.string_at(nodes_at + 16 * index, 16))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizations import torch_internals
@@ -54,9 +55,7 @@ class CpuGraph:
         self.outlived: list[tuple[int, StorageWeakRef]] = []
         """Memory that the graph made, noted when it is freed: others may still hold it."""
         self.references = Counter[int]()
-        """Its references to storages, as in `_BY_GRAPHS`."""
-        self.held: Counter[int] = Counter()
-        """Number of tensors it holds over each storage, by the storage's address in C++."""
+        """Its references to storages, by tensors over them, as in `_BY_GRAPHS`."""
         self.replays = self.launched_at = 0
         self.freed = False
         self.valid = False
@@ -131,16 +130,16 @@ class CpuGraph:
     def note_references(self) -> None:
         """A graph of the GPU holds addresses only: what this one holds in their place is not the program's."""
         tensors = [one for _, *rest in self.operators for one in leaves_of(rest) if _has_memory(one)]
-        held = Counter(one.untyped_storage()._cdata for one in {id(one): one for one in tensors}.values())
-        held.update({one._cdata: 0 for one in self.made.values()})
-        _BY_GRAPHS.get().subtract(self.references)
-        self.references = self.held = held
+        self.references.update(one.untyped_storage()._cdata for one in {id(one): one for one in tensors}.values())
         _BY_GRAPHS.get().update(self.references)
 
     def _uncounted(self) -> contextlib.AbstractContextManager[Any]:
         """A launch counts no versions: PyTorch sees nothing of it."""
         values = [value for _, *rest in self.operators for value in leaves_of(rest) if isinstance(value, torch.Tensor)]
         return torch.autograd._unsafe_preserve_version_counter(tuple(one for one in values if not one.is_inference()))
+
+    def edges_or_chain(self) -> set[tuple[int, int]]:
+        return set(itertools.pairwise(range(len(self.nodes())))) if self.edges is None else self.edges
 
     def nodes(self) -> list[int]:
         """Places of the operators that do something: memory is not made by nodes."""
@@ -169,10 +168,8 @@ def _fill_with_garbage(storage: torch.UntypedStorage) -> None:
 
 def freed_memory(graph: CpuGraph, held: Mapping[int, int]) -> list[torch.UntypedStorage]:
     """Return what it made and nothing but graphs, which hold so many tensors over each, has now."""
-    by_graphs = {key: held[key] + 1 for key in (one._cdata for one in graph.made.values())}
-    return [
-        one for one in graph.made.values() if torch_internals.storage_use_count(one._cdata) <= by_graphs[one._cdata]
-    ]
+    made = graph.made.values()
+    return [one for one in made if torch_internals.storage_use_count(one._cdata) <= held[one._cdata] + 1]
 
 
 def _is_garbage(storage: torch.UntypedStorage) -> bool:
@@ -244,7 +241,8 @@ class Capture(TorchDispatchMode):
             if fresh:
                 self.graph.made.setdefault(storage_address(value), value.untyped_storage())
         if writes or any(value is not None for value in results):
-            self.graph.operators.append((func, _placed(args), _placed(kwargs), results))
+            placed = pytree.tree_map_only(torch.Tensor, _where_it_lies, (args, kwargs))
+            self.graph.operators.append((func, *placed, results))
         return result
 
     def _save(self, tensor: torch.Tensor) -> None:
@@ -290,15 +288,6 @@ def storage_address(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except RuntimeError:  # a tensor that holds others
         return 0
-
-
-def _placed(value: Any) -> Any:
-    """An operator's arguments as a graph has them: it knows their memory, and no tensors of the program's."""
-    if isinstance(value, dict):
-        return {key: _placed(member) for key, member in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_placed, value))
-    return _where_it_lies(value) if isinstance(value, torch.Tensor) else value
 
 
 def _where_it_lies(tensor: torch.Tensor) -> torch.Tensor:

@@ -108,14 +108,12 @@ class CpuEdges:
 
     @staticmethod
     def cuGraphGetEdges(graph: CpuGraph, count: int) -> Any:
-        edges = sorted(graph.edges if graph.edges is not None else itertools.pairwise(range(len(graph.nodes()))))
+        edges = sorted(graph.edges_or_chain())
         return 0, [one for one, _ in edges], [other for _, other in edges], [None] * len(edges), len(edges)
 
     @staticmethod
     def cuGraphRemoveDependencies(graph: CpuGraph, sources: Any, targets: Any, data: Any, count: int) -> Any:
-        if graph.edges is None:
-            graph.edges = set(itertools.pairwise(range(len(graph.nodes()))))
-        graph.edges.difference_update(zip(sources, targets, strict=True))
+        graph.edges = graph.edges_or_chain() - set(zip(sources, targets, strict=True))
         return (0,)
 
     @staticmethod
@@ -237,7 +235,7 @@ class CpuDevice(Device):
             for earlier in self._captured[pool]:
                 earlier.later.append(graph)
             graph.note_references()
-            held = sum((one.held for one in self.graphs), Counter[int]())
+            held = sum((one.references for one in self.graphs), Counter[int]())
             graph.left = [
                 (weakref.ref(earlier), freed)
                 for earlier in self._captured[pool]

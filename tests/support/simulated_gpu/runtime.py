@@ -93,16 +93,8 @@ class CudaOnCpu:
         """Stock's placeholder: in a pool, which keeps the memory when the tensor is gone."""
         block = aligned(size_bytes(like) // 4 + 1)
         self.memory["placeholders"].append(block)
-        return tensor_at(
-            {
-                "data_ptr": block.data_ptr(),
-                "nbytes": size_bytes(like),
-                "dtype": like.dtype,
-                "size": like.shape,
-                "stride": like.stride(),
-                "storage_offset": 0,
-            }
-        )
+        storage = at_address(block.data_ptr(), size_bytes(like), torch.uint8).untyped_storage()
+        return tensor_over(storage, like.dtype, like.shape, like.stride())
 
     def is_placeholder(self, tensor: torch.Tensor) -> bool:
         """Return whether it lies in memory that `static_input` returned."""
@@ -184,15 +176,13 @@ def at_address(address: int, size: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=dtype)
 
 
-def tensor_at(metadata: dict[str, Any]) -> torch.Tensor:
-    """A tensor that does not own its memory."""
-    return tensor_over(metadata, at_address(metadata["data_ptr"], metadata["nbytes"], torch.uint8).untyped_storage())
+def tensor_over(storage: Any, dtype: torch.dtype, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
 
 
-def tensor_over(metadata: dict[str, Any], storage: Any) -> torch.Tensor:
+def constructed(metadata: dict[str, Any], storage: Any) -> torch.Tensor:
     """`torch._C._construct_CUDA_Tensor_From_Storage_And_Metadata`."""
-    empty = torch.empty(0, dtype=metadata["dtype"])
-    return empty.set_(storage, metadata["storage_offset"], metadata["size"], metadata["stride"])
+    return tensor_over(storage, *(metadata[name] for name in ("dtype", "size", "stride", "storage_offset")))
 
 
 class TorchOfTrees:
@@ -239,7 +229,7 @@ def played_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
         (trees, "get_history_recording", nothing),
         (trees, "get_cudagraph_segments", cuda.segments),
         (trees, "static_input", cuda.static_input),
-        (torch._C, "_construct_CUDA_Tensor_From_Storage_And_Metadata", tensor_over),
+        (torch._C, "_construct_CUDA_Tensor_From_Storage_And_Metadata", constructed),
         (node_module, "device_tools", lambda index: cuda.tools),
         (examination, "ineligible_reason", ineligible),
         (session, "ineligible_reason", ineligible),
