@@ -19,7 +19,6 @@ from suite.results.store import REPOSITORY
 PAGE = REPOSITORY / "docs" / "results.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 PUBLISHED = load_published()
-MOST_WORDS = 3000
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +27,8 @@ def made() -> list[tuple[Exhibit, Made]]:
     return [(exhibit, exhibit.make(results)) for exhibit in EXHIBITS.values()]
 
 
-def test_results_page_has_a_part_for_each_paper_and_is_short() -> None:
+def test_results_page_has_a_part_for_each_paper() -> None:
     assert re.findall(r"^<!-- generated: (\S+) -->$", TEXT, re.MULTILINE) == [*PUBLISHED.sources, "programs"]
-    assert len(TEXT.split()) <= MOST_WORDS
 
 
 @pytest.mark.parametrize("source", PUBLISHED.sources)

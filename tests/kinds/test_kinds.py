@@ -34,7 +34,7 @@ def test_program_computes_eagers_results(request: pytest.FixtureRequest, name: s
     world: CompiledOnCpu = request.getfixturevalue("compiled_on_cpu")
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        found = outcome(name, "cpu", lambda target, **keywords: torch.compile(target, backend="encore", **keywords))
+        found = outcome(name, "cpu", functools.partial(torch.compile, backend="encore"))
     assert not differences(found, expected)
     assert not [str(one.message) for one in warned if "defect of Encore" in str(one.message)]
     if KINDS[name].captured:
@@ -43,30 +43,28 @@ def test_program_computes_eagers_results(request: pytest.FixtureRequest, name: s
         assert world.cuda.replays, reports
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "caches_that_modules_hold",
-        "inputs_written_over_and_over",
-        "complex_inputs_of_which_a_part_is_written",
-        "caches_that_grow",
-        "caches_written_at_a_tensor_of_positions",
-        "backwards_with_given_gradients",
-        "saved_tensors_packed_once",
-        "parameters_swapped_and_converted",
-        "results_that_become_weights_and_states",
-        "recurrent_states_carried_on",
-        "hooks_of_all_kinds",
-        "tensors_given_other_memory_inside",
-    ],
+SEVERAL_GRAPHS = (
+    *("caches_that_modules_hold", "inputs_written_over_and_over", "complex_inputs_of_which_a_part_is_written"),
+    *("caches_that_grow", "caches_written_at_a_tensor_of_positions", "backwards_with_given_gradients"),
+    *("saved_tensors_packed_once", "parameters_swapped_and_converted", "results_that_become_weights_and_states"),
+    *("recurrent_states_carried_on", "hooks_of_all_kinds", "tensors_given_other_memory_inside"),
 )
-def test_so_it_is_in_several_graphs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+SLOW_PATH = ("several_forwards_in_some_steps", "a_backward_that_comes_steps_later", "graphs_retained_in_some_steps")
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"), [*((name, True) for name in SEVERAL_GRAPHS), *((name, False) for name in SLOW_PATH)]
+)
+def test_so_it_is_in_several_graphs_and_by_the_slow_path(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str, cut: bool
+) -> None:
     expected = outcome(name, "cpu", eager)
-    cut_into_partitions(monkeypatch)
+    if cut:
+        cut_into_partitions(monkeypatch)
     world: CompiledOnCpu = request.getfixturevalue("compiled_on_cpu")
-    found = outcome(name, "cpu", lambda target, **keywords: torch.compile(target, backend="encore", **keywords))
+    found = outcome(name, "cpu", functools.partial(torch.compile, backend="encore", options={"lean": cut}))
     assert not differences(found, expected)
-    assert len(world.functions) > 1, "nothing was cut"
+    assert not cut or len(world.functions) > 1, "nothing was cut"
     assert world.cuda.replays
 
 
@@ -81,18 +79,6 @@ def test_programs_of_one_process_compute_eagers_results(compiled_on_cpu: Compile
     for name in [*names, *names[:4]]:
         assert not differences(outcome(name, "cpu", compiled), outcome(name, "cpu", eager)), (name, names)
     assert compiled_on_cpu.cuda.replays
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["several_forwards_in_some_steps", "a_backward_that_comes_steps_later", "graphs_retained_in_some_steps"],
-)
-def test_so_it_is_by_the_slow_path(request: pytest.FixtureRequest, name: str) -> None:
-    expected = outcome(name, "cpu", eager)
-    world: CompiledOnCpu = request.getfixturevalue("compiled_on_cpu")
-    found = outcome(name, "cpu", lambda target: torch.compile(target, backend="encore", options={"lean": False}))
-    assert not differences(found, expected)
-    assert world.cuda.replays
 
 
 def test_results_with_more_than_memory_are_not_left_to_a_graph(compiled_on_cpu: CompiledOnCpu) -> None:

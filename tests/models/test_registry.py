@@ -49,23 +49,16 @@ def test_name_without_similar_ones_lists_all() -> None:
 
 def test_acronym_cannot_be_registered_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_REGISTRY", {})
-    fields: dict[str, Any] = {
-        "acronym": "TWICE",
-        "name": "twice",
-        "suite": "torchbench",
-        "task": "inference",
-        "batch": 1,
-        "dtype_policy": "fp32",
-    }
+    fields: dict[str, Any] = {"suite": "torchbench", "task": "inference", "batch": 1, "dtype_policy": "fp32"}
 
     def build(variant: str, size: registry.Size) -> Any:
         raise NotImplementedError
 
-    def inputs(variant: str, size: registry.Size, generator: Any) -> registry.Inputs:
-        raise NotImplementedError
+    def register(acronym: str) -> Any:
+        return registry.register(inputs=build, acronym=acronym, name="twice", **fields)(build)  # type: ignore[arg-type]
 
-    registry.register(inputs=inputs, **fields)(build)
+    register("TWICE")
     with pytest.raises(ValueError, match="'TWICE' is registered twice"):
-        registry.register(inputs=inputs, **fields)(build)
-    assert registry.register(inputs=inputs, **{**fields, "acronym": "OTHER"})(build) is build
+        register("TWICE")
+    assert register("OTHER") is build
     assert set(registry._REGISTRY) == {"TWICE", "OTHER"}

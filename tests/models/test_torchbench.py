@@ -39,17 +39,18 @@ def fake_torchbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 pytestmark = pytest.mark.usefixtures("fake_torchbench")
 
 
-def test_name_is_an_inference_row_by_the_published_rules() -> None:
-    row = find("torchbench:ranking_net")
-    described = (row.acronym, row.name, row.suite, row.task, row.batch, row.dtype_policy, row.optimizer)
-    assert described == ("torchbench:ranking_net", "ranking_net", "torchbench", "inference", 4, "bf16", None)
-    assert find("torchbench:vision_maskrcnn").dtype_policy == "fp16"
-
-
-def test_suffix_makes_it_a_training_row() -> None:
-    row = find("torchbench:ranking_net-train")
-    described = (row.name, row.task, row.batch, row.dtype_policy, row.optimizer, row.stochastic)
-    assert described == ("ranking_net", "training", 6, "amp", "adam", True)
+@pytest.mark.parametrize(
+    ("name", "described"),
+    [
+        ("ranking_net", ("ranking_net", "torchbench", "inference", 4, "bf16", None)),
+        ("vision_maskrcnn", ("vision_maskrcnn", "torchbench", "inference", 4, "fp16", None)),
+        ("ranking_net-train", ("ranking_net", "torchbench", "training", 6, "amp", "adam")),
+    ],
+)
+def test_name_is_a_row_by_the_published_rules(name: str, described: tuple[Any, ...]) -> None:
+    row = find(f"torchbench:{name}")
+    assert (row.name, row.suite, row.task, row.batch, row.dtype_policy, row.optimizer) == described
+    assert (row.acronym, row.stochastic) == (f"torchbench:{name}", row.task == "training")
 
 
 def test_random_weights_are_a_variant_without_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,16 +281,16 @@ def test_explain_builds_it_as_torchbench_does_on_a_gpu(name: str) -> None:
     assert program.args[0].device == torch.device("cuda", 0)
 
 
-def test_error_without_torchbench_names_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("alexnet", r"torchbench:alexnet needs TorchBench.*PYTHONPATH=PATH.*git clone https://github.com"),
+        ("$(reboot)", r"install.py models '\$\(reboot\)'`"),  # quoted for a shell
+    ],
+)
+def test_error_without_torchbench_names_the_installation(
+    monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
     monkeypatch.setitem(sys.modules, "torchbenchmark", None)
-    with pytest.raises(
-        TorchBenchUnavailable,
-        match=r"torchbench:alexnet needs TorchBench.*PYTHONPATH=PATH.*git clone https://github.com",
-    ):
-        find("torchbench:alexnet")
-
-
-def test_name_with_shell_characters_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchbenchmark", None)
-    with pytest.raises(TorchBenchUnavailable, match=r"install.py models '\$\(reboot\)'`"):
-        find("torchbench:$(reboot)")
+    with pytest.raises(TorchBenchUnavailable, match=words):
+        find(f"torchbench:{name}")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from row_files import RowFile
 
 GPU_TESTS = Path(__file__).resolve().parents[1] / "gpu"
@@ -73,12 +70,3 @@ def test_table_has_gain_memory_bits_and_mean() -> None:
     ).splitlines()
     assert lines[1].split() == ["A", "7", "4", "3", "100.0", "80.0", "1.250", "1/10", "0/100", "1.020", "equal"]
     assert "geometric mean of 2, the chain where it is faster: 1.118" in lines[-1]
-
-
-@pytest.mark.parametrize("script", ["concurrency_proof.py", "steered.py", "delayed_graphs.py"])
-def test_names_that_are_imported_late_exist(script: str) -> None:
-    for node in ast.walk(ast.parse((GPU_TESTS / script).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            module = importlib.import_module(node.module)
-            for one in node.names:
-                assert hasattr(module, one.name) or importlib.import_module(f"{node.module}.{one.name}")

@@ -1,4 +1,4 @@
-"""Imports of Encore's modules in tests exist, also inside of functions that run on a GPU only."""
+"""Imports of Encore's modules, and of tests' own, in tests exist, also inside of functions that run on a GPU only."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ from pathlib import Path
 
 from suite.results.store import REPOSITORY
 
-PACKAGES = ("encore", "host_tuning", "models", "optimizations", "suite")
+TESTS = REPOSITORY / "tests"
+ROOTS = (REPOSITORY, TESTS, TESTS / "support", TESTS / "gpu")
+PACKAGES = ("encore", "host_tuning", "models", "optimizations", "suite", "tests", "simulated_gpu", "fixtures")
 
 
 def source_of(module: str) -> Path | None:
-    path = REPOSITORY / module.replace(".", "/")
-    candidates = (path / "__init__.py", path.with_suffix(".py"))
+    paths = [root / module.replace(".", "/") for root in ROOTS]
+    candidates = (file for path in paths for file in (path / "__init__.py", path.with_suffix(".py")))
     return next((one for one in candidates if one.is_file()), None)
+
+
+def is_own(module: str) -> bool:
+    top = module.partition(".")[0]
+    return top in PACKAGES or any((root / f"{top}.py").is_file() for root in ROOTS[1:])
 
 
 @cache
@@ -43,10 +50,11 @@ def missing(path: Path) -> Iterator[str]:
             case _:
                 continue
         for module, name in wanted:
-            if module.partition(".")[0] not in PACKAGES:
+            if not is_own(module):
                 continue
             source = source_of(module)
-            if source is None or (name and name not in names_in(source) and source_of(f"{module}.{name}") is None):
+            is_there = source is not None and (name is None or name in names_in(source))
+            if not is_there and (name is None or source_of(f"{module}.{name}") is None):
                 yield f"{path}:{node.lineno}: {module} {name or ''}"
 
 
