@@ -232,7 +232,10 @@ class CallRecorder:
         frozen = tuple([not parameter.requires_grad for parameter in call.parameters])
         held = hooks_of(call.parameters, map(vars, [*state.modules.values(), *state.optimizers.values()]))
         hooks = tuple([id(hook) for registered in held for hook in registered.values()])
-        progress = self._plan.next((key, pattern(call.before), frozen, hooks, numbers))
+        # New code runs uncaptured first: tensors that it caches (`functools.lru_cache`) would never be computed if the
+        # capture failed.
+        code = tuple(map(type, state.modules.values())), frozenset(state.code)
+        progress = self._plan.next((key, pattern(call.before), frozen, hooks, numbers, code))
         if (exhausted := self._plan.exhausted()) is not None:
             return self._refuse_all(exhausted, args, kwargs, call)
         if progress.agreeing >= OBSERVED:

@@ -1,7 +1,7 @@
 """Count calls without a matching recording, by which it is decided whether they run eagerly, observed or recorded.
 
 Calls of one kind must run equally twice before one is captured. Calls are of one kind if they have the same signature,
-the same numbers and hooks, and the same parameters with gradients.
+the same numbers, hooks and code, and the same parameters with gradients.
 """
 
 from __future__ import annotations

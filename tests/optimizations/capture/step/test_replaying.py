@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import gc
 import sys
 import weakref
@@ -229,6 +230,28 @@ def test_change_is_noticed(name: str) -> None:
         CHANGES[name](one)
     for batch in batches("cpu", 6):
         assert torch.equal(mine.graphed(*batch), theirs.step(*batch))
+
+
+@functools.lru_cache
+def positions(count: int) -> torch.Tensor:
+    return torch.arange(float(count))
+
+
+class Shifted(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + positions(x.shape[-1])
+
+
+def test_new_module_caches_a_tensor_that_is_computed() -> None:
+    """A capture computes nothing, so one that fails must not be the first run of code."""
+    theirs, mine = Loop(), Loop()
+    found = []
+    for loop, step in ((theirs, theirs.step), (mine, mine.graphed)):
+        positions.cache_clear()
+        loop.model[-2] = Shifted()
+        found.append([step(batch).detach() for (batch,) in batches("cpu", 6)])
+    assert all(map(torch.equal, *found))
+    assert mine.graphed.report().replays > 4
 
 
 @pytest.mark.parametrize("register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook])
