@@ -15,6 +15,7 @@ import optimizations
 from optimizations import torch_internals
 from optimizations.calls.shortcut import FULL_CALLS
 from optimizations.torch_internals import wrappers
+from tests.optimizations.trees.test_new_results import SeesOperators
 
 X = torch.arange(8.0).reshape(2, 4)
 
@@ -217,24 +218,15 @@ def test_recording_graph_order_takes_the_slow_path(
 def test_dispatch_modes_observe_the_same_as_on_the_slow_path(way: SlowCalls) -> None:
     """No wrapper checks dispatch modes; they observe Inductor's function on both paths."""
 
-    class Noting(torch_internals.TorchDispatchMode):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.seen: list[str] = []
-
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.seen.append(str(function))
-            return function(*args, **(kwargs or {}))
-
     seen = []
     program = Program()
     for lean in (True, False):
         torch_internals.reset_dynamo()
         with torch.no_grad():
             call = settled(way, program, lean=lean)
-            with Noting() as noting:
+            with SeesOperators() as sees:
                 call()
-        seen.append(noting.seen)
+        seen.append(list(map(str, sees.seen)))
     assert seen[0] == seen[1]
 
 

@@ -55,6 +55,11 @@ def graph() -> Graph:
     return Graph()
 
 
+@pytest.fixture
+def log(graph: Graph) -> LaunchLog:
+    return LaunchLog(graph.count, device_type="cpu")
+
+
 class Kernel:
     """Stands for a Triton kernel: adds a node and writes its last argument."""
 
@@ -157,10 +162,9 @@ def test_narrow_log_has_few_independent_launches(drawn: list[tuple[Any, Any, Any
     assert log.is_narrow == (len(launches) < LEAST_WIDTH * (1 + max(order.levels(), default=-1)))
 
 
-def test_kernels_of_several_modules_are_logged_and_restored(graph: Graph) -> None:
+def test_kernels_of_several_modules_are_logged_and_restored(graph: Graph, log: LaunchLog) -> None:
     modules: list[dict[str, Any]] = [{"k0": Kernel(graph, "out_ptr0")}, {"k0": Kernel(graph, "out_ptr0"), "x": 1}]
     originals = [dict(module) for module in modules]
-    log = LaunchLog(graph.count, device_type="cpu")
     with log.noting(*modules):
         for module in modules:
             module["k0"].run(torch.zeros(2), stream=0)
@@ -201,8 +205,7 @@ def test_autograd_thread_is_logged_in_steps(graph: Graph, given: tuple[()] | Non
     )
 
 
-def test_operators_are_logged_inside_a_users_mode(graph: Graph) -> None:
-    log = LaunchLog(graph.count, device_type="cpu")
+def test_operators_are_logged_inside_a_users_mode(graph: Graph, log: LaunchLog) -> None:
     a, out = torch.zeros(2), torch.zeros(2)
     with log.noting(operators=False):
         log.operator(torch.ops.aten.relu.out, (a,), {"out": out}, graph.adding(a))
@@ -211,24 +214,21 @@ def test_operators_are_logged_inside_a_users_mode(graph: Graph) -> None:
     assert extent(out) in logged.launch.writes
 
 
-def test_memory_allocated_for_an_argument_counts(graph: Graph) -> None:
-    log = LaunchLog(graph.count, device_type="cpu")
+def test_memory_allocated_for_an_argument_counts(graph: Graph, log: LaunchLog) -> None:
     a = torch.zeros(2)
     with log.noting(operators=False):
         log.operator(torch.ops.aten.resize_.default, (a, [4096]), {}, lambda: graph.adding(a.resize_(4096))())
     assert extent(a) in log.logged[0].launch.writes
 
 
-def test_partial_result_counts_with_its_padding(graph: Graph) -> None:
+def test_partial_result_counts_with_its_padding(graph: Graph, log: LaunchLog) -> None:
     padded = torch.zeros(4, 8)
-    log = LaunchLog(graph.count, device_type="cpu")
     with log.noting({}):
         log.note("aten.attention", graph.adding(padded[:, :5]), [], [], is_operator=True)
     assert log.logged[-1].launch.writes == (extent(padded),)
 
 
-def test_nodes_of_unknown_origin_are_a_barrier(graph: Graph) -> None:
-    log = LaunchLog(graph.count, device_type="cpu")
+def test_nodes_of_unknown_origin_are_a_barrier(graph: Graph, log: LaunchLog) -> None:
     module: dict[str, Any] = {"k0": Kernel(graph, "out_ptr0")}
     graph.nodes = 2
     with log.noting(module):
@@ -240,8 +240,7 @@ def test_nodes_of_unknown_origin_are_a_barrier(graph: Graph) -> None:
 
 
 @pytest.mark.parametrize(("size", "names"), [(2, ["triton_poi_fused_0"]), (0, ["unknown, before triton_poi_fused_0"])])
-def test_node_of_others_before_a_kernel_is_a_barrier(graph: Graph, size: int, names: list[str]) -> None:
-    log = LaunchLog(graph.count, device_type="cpu")
+def test_node_of_others_before_a_kernel_is_a_barrier(graph: Graph, log: LaunchLog, size: int, names: list[str]) -> None:
     module: dict[str, Any] = {"k0": Kernel(graph, "out_ptr0")}
     with log.noting(module, operators=False):
         graph.nodes += 1
@@ -276,8 +275,7 @@ def test_launch_is_noted_with_few_questions(graph: Graph, notes_memory: bool, re
         assert asked == {"nodes": 5, "allocated": readings}
 
 
-def test_lifetimes_are_those_of_the_storages(graph: Graph) -> None:
-    log = LaunchLog(graph.count, device_type="cpu")
+def test_lifetimes_are_those_of_the_storages(graph: Graph, log: LaunchLog) -> None:
     module: dict[str, Any] = {"k0": Kernel(graph, "in_ptr0", "out_ptr0")}
     left, right, freed = torch.zeros(2), torch.zeros(2), torch.zeros(2)
     span = extent(freed)
@@ -322,9 +320,8 @@ def test_error_in_the_log_does_not_end_the_capture(graph: Graph) -> None:
     assert "no statistics" in str(log.failure) and log.logged == []
 
 
-def test_tensor_without_memory_is_not_logged(graph: Graph) -> None:
+def test_tensor_without_memory_is_not_logged(graph: Graph, log: LaunchLog) -> None:
     zeros = torch._efficientzerotensor((4,))
-    log = LaunchLog(graph.count, device_type="cpu")
     with log.noting({}):
         log.operator(torch.ops.aten.add.Tensor, (zeros, zeros), {}, graph.adding(zeros))
     assert log.failure is None
@@ -354,15 +351,13 @@ def test_workspace_of_an_operator_is_measured(graph: Graph) -> None:
     assert log.kept_bytes == 256
 
 
-def test_users_kernel_is_a_barrier_despite_argument_names(graph: Graph) -> None:
-    log = LaunchLog(graph.count, device_type="cpu")
+def test_users_kernel_is_a_barrier_despite_argument_names(graph: Graph, log: LaunchLog) -> None:
     (logged,) = launched(graph, log, (torch.zeros(2), torch.zeros(2)), custom=True)
     assert "does not name" in str(logged.launch.barrier)
 
 
-def test_error_in_the_function_restores_its_kernels(graph: Graph) -> None:
+def test_error_in_the_function_restores_its_kernels(graph: Graph, log: LaunchLog) -> None:
     kernel = Kernel(graph, "out_ptr0")
-    log = LaunchLog(graph.count, device_type="cpu")
     module: dict[str, Any] = {"k0": kernel}
     with pytest.raises(ValueError, match="of the program"), log.noting(module):
         raise ValueError("of the program")

@@ -88,24 +88,24 @@ def test_change_of_a_result_does_not_persist(
     assert cuda_on_cpu.replays == replays + 4
 
 
-class SeesFunctions(TorchFunctionMode):
+class Sees:
+    """A mode that lists what it observes."""
+
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Any] = []
 
-    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+    def see(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         self.seen.append(function)
         return function(*arguments, **(keywords or {}))
 
 
-class SeesOperators(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
+class SeesFunctions(Sees, TorchFunctionMode):
+    __torch_function__ = Sees.see
 
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        self.seen.append(function)
-        return function(*arguments, **(keywords or {}))
+
+class SeesOperators(Sees, TorchDispatchMode):
+    __torch_dispatch__ = Sees.see
 
 
 @pytest.mark.parametrize("mode", [SeesFunctions, SeesOperators])

@@ -4,6 +4,7 @@ that the program has left."""
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -122,9 +123,7 @@ def test_stream_is_waited_for_while_results_are_read(cuda_on_cpu: CudaOnCpu) -> 
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, WEIGHT, calls=20)
 
-    def call(stream: int) -> tuple[Any, set[int], int]:
-        return called_on(cuda_on_cpu, stream, lambda: compiled.checked(values(1), values(2), WEIGHT))
-
+    call = functools.partial(called_on, cuda_on_cpu, lambda: compiled.checked(values(1), values(2), WEIGHT))
     first, second = 11, 12
     call(first)
     read_later, waited, _ = call(first)
@@ -137,7 +136,7 @@ def test_stream_is_waited_for_while_results_are_read(cuda_on_cpu: CudaOnCpu) -> 
         assert call(second)[1:] == (set(), 1)
 
 
-def called_on(cuda: CudaOnCpu, stream: int, call: Callable[[], Any]) -> tuple[Any, set[int], int]:
+def called_on(cuda: CudaOnCpu, call: Callable[[], Any], stream: int) -> tuple[Any, set[int], int]:
     """Return its result, the streams it waits for, and its number of replays."""
     cuda.stream = stream
     torch.compiler.cudagraph_mark_step_begin()
@@ -150,9 +149,7 @@ def test_permanently_live_results_get_their_own_pool(cuda_on_cpu: CudaOnCpu) -> 
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, WEIGHT, calls=20)
 
-    def call(stream: int) -> tuple[Any, set[int], int]:
-        return called_on(cuda_on_cpu, stream, lambda: compiled.checked(values(1), values(2), WEIGHT))
-
+    call = functools.partial(called_on, cuda_on_cpu, lambda: compiled.checked(values(1), values(2), WEIGHT))
     (kept,), _, _ = call(11)
     for _ in range(PATIENCE):
         assert call(12)[1:] == ({11}, 0)
@@ -184,7 +181,7 @@ def test_results_of_a_pending_backward_are_awaited_once(cuda_on_cpu: CudaOnCpu, 
 
     def call(stream: int) -> tuple[set[int], int]:
         inputs = [values(1), values(2), WEIGHT]
-        return called_on(cuda_on_cpu, stream, lambda: SavesOne.apply(leaf, lambda: compiled.function(inputs)).shape)[1:]
+        return called_on(cuda_on_cpu, lambda: SavesOne.apply(leaf, lambda: compiled.function(inputs)).shape, stream)[1:]
 
     for _ in range(20):
         call(11)
@@ -233,13 +230,10 @@ def test_pool_is_not_checked_while_another_thread_captures(
     check(compiled, WEIGHT, calls=4)
 
 
-W = values(7)
-
-
 def graphed(cuda: CudaOnCpu) -> Compiled:
     compiled = Compiled(Model(cuda))
     for step in range(4):
-        compiled(values(step), values(2), W)
+        compiled(values(step), values(2), WEIGHT)
     cuda.waits.clear()
     return compiled
 
@@ -256,13 +250,13 @@ def test_direct_call_waits_for_graphs(cuda_on_cpu: CudaOnCpu, called_before: boo
     small = without_graph(cuda_on_cpu)
     compiled = graphed(cuda_on_cpu)
     if called_before:
-        small(values(1), values(2), W)
+        small(values(1), values(2), WEIGHT)
     for stream, waits in ((1, []), (2, [1]), (2, [1])):
         cuda_on_cpu.stream = stream
-        small(values(1), values(2), W)
+        small(values(1), values(2), WEIGHT)
         assert cuda_on_cpu.waits == waits
     cuda_on_cpu.stream = 1
-    compiled(values(3), values(2), W)
+    compiled(values(3), values(2), WEIGHT)
     assert cuda_on_cpu.waits == [1, 2], "the graph writes over what the function read"
 
 
@@ -271,5 +265,5 @@ def test_other_threads_streams_stay_independent(cuda_on_cpu: CudaOnCpu) -> None:
     small = without_graph(cuda_on_cpu)
     graphed(cuda_on_cpu)
     cuda_on_cpu.stream = 5
-    in_threads(lambda: small(values(1), values(2), W))
+    in_threads(lambda: small(values(1), values(2), WEIGHT))
     assert cuda_on_cpu.waits == []
