@@ -161,13 +161,6 @@ def test_input_indices_are_found_as_in_a_list() -> None:
     assert [index in indices for index in range(10)] == [index in [3, 7, 5, 8, 9] for index in range(10)]
 
 
-def test_rebound_stock_methods_read_the_new_globals() -> None:
-    manager = torch_internals.cudagraph_trees.CUDAGraphTreeManager
-    assert stock_trees.with_globals(manager.record_function, CUDAGraphNode=object)
-    assert stock_trees.with_globals(manager.add_function, get_container=object)
-    assert stock_trees.with_globals(torch_internals.cudagraph_trees.cudagraphify, get_container=object)
-
-
 # The classes of CUDAGraph Trees that Encore subclasses have, in the installed PyTorch, what Encore uses of them.
 
 

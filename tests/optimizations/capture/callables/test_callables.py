@@ -273,22 +273,6 @@ def test_gradients_are_copied_together(monkeypatch: pytest.MonkeyPatch) -> None:
     assert copies == [1, 5]  # the tangent; of weight and bias twice, and of the input
 
 
-def test_irrelevant_setting_keeps_the_graphs() -> None:
-    stage = Stage(1)
-    (stepped,) = group = GraphedCallables([stage], [(torch.randn(4, 6),)], device=CpuDevice())
-    x = torch.randn(4, 6)
-    stepped(x).sum().backward()
-    assert group.calls_without_graph == 0
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads + 1)  # no part of a signature
-        for _ in range(2):
-            stepped(x).sum().backward()
-    finally:
-        torch.set_num_threads(threads)
-    assert group.calls_without_graph == 0
-
-
 class Scaling(nn.Module):
     """Scales by a number."""
 

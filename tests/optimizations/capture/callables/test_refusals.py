@@ -102,7 +102,8 @@ REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
     "a generator is seeded": (lambda: seeds, (), "seeds a generator of random numbers, or sets its state"),
     "random numbers drawn again": (lambda: draws_again, (), "keeps the GPU's random state"),
     "a sparse gradient": (lambda: Sparse(), (), "computes a sparse gradient"),
-    "a result of before": (lambda: Older(), (), "takes part in differentiation and was computed before the call"),
+    "a result of before": (lambda: Older(torch.exp), (), "takes part in differentiation and was computed before"),
+    "one of a custom function": (lambda: Older(Doubling.apply), (), "takes part in differentiation and was computed"),
     "an attribute is bound": (lambda: Binds(), (), "hidden is bound to another tensor"),
     "an object is returned": (lambda: lambda x: [Draws(), x * 2], (), "callable 1 returns a Draws"),
     "TorchScript": (lambda: torch.jit.trace(nn.Linear(3, 3), torch.ones(3)), (), "uses a module of TorchScript"),
@@ -199,12 +200,25 @@ class Sparse(nn.Module):
 class Older(nn.Module):
     """Keeps what was computed of a parameter: its gradient would have to go on from there."""
 
-    def __init__(self) -> None:
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.condition = torch.randn(3, requires_grad=True) * 2
+        self.condition = function(torch.randn(3, requires_grad=True))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * self.condition
+
+
+class Doubling(torch.autograd.Function):
+    """Its node has an attribute by the name under which nodes of leaves have their tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.variable = x.detach().clone()
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return 2 * gradients[0]
 
 
 def hooked() -> nn.Module:
