@@ -6,7 +6,8 @@ tensor itself to it. A hook or the caller of `torch.autograd.grad` may keep it, 
 Note [Between forward and backward]. A backward reads tensors that its forward saved in the graphs' memory, and
 parameters and buffers in place. In eager, autograd raises if these were written between the two. So all tensors that
 the backward reads are saved for it, including results of the forward. Their addresses are compared as well, because a
-graph would read freed memory. No forward is launched while a backward may still run: `Slot.is_awaited`.
+graph would read freed memory. No forward is launched while a backward may still run: `Slot.is_awaited`. Results that a
+later callable reads in place (`share_io=True`) are referenced by what is saved for its backward.
 
 Note [Unused results]. A backward graph takes a gradient for each differentiable result: zeros if the loss does not
 depend on it. In eager a tensor on which only such results depend gets no gradient. For an optimizer this differs from
@@ -43,7 +44,6 @@ class Slot:
     Attributes:
         place: the numbers of the callable and of its sample, and the index of the micro-batch among those in flight.
         inputs: tensors among the arguments.
-        reads: the slot with the results that its inputs read in place, and the slots that that one reads.
         forwards: those whose backward may read this memory.
         parameters: leaves that get gradients from the backward, after the inputs.
         nest: the structure that the callable returned; its tensors are those of the inputs and results at `order`.
@@ -59,7 +59,6 @@ class Slot:
     place: tuple[int, int, int]
     forward: RacedGraph
     inputs: CopiedInputs
-    reads: Sequence[Slot]
     parameters: list[torch.Tensor]
     nest: Any
     order: Sequence[int]
@@ -185,8 +184,7 @@ class Graphed(torch.autograd.Function):
         found = slot.results.over()
         if any(slot.differentiable):
             ctx.noted = Forward()
-            for other in (slot, *slot.reads):
-                other.forwards.append(weakref.ref(ctx.noted))
+            slot.forwards.append(weakref.ref(ctx.noted))
             results = [found[index] for index in slot.results.read_back]
             ctx.save_for_backward(*slot.read_back, *results, *[tensors[index] for index in slot.inputs.in_place])
         ctx.mark_non_differentiable(

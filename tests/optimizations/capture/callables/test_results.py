@@ -182,24 +182,17 @@ def test_call_on_another_stream_runs_uncaptured() -> None:
     assert not device.waits
 
 
-def test_hooks_of_parameters_of_unused_results_get_zeros() -> None:
-    """Autograd calls these hooks, and most accept tensors only."""
-    module = Halves()
-    call = GraphedCallables(module, [tuple(batches(2))], device=CpuDevice())[0]
-    module.second.weight.register_hook(lambda gradient: gradient * 2)
-    call(*batches(2))[0].sum().backward()
-    assert module.second.weight.grad is not None and not module.second.weight.grad.any()
-    assert module.second.bias.grad is None
-
-
-def test_hooks_before_an_unused_argument_get_zeros() -> None:
+def test_hooks_of_what_unused_results_need_get_zeros() -> None:
+    """Autograd calls hooks of parameters, and of leaves before an argument. Most accept tensors only."""
     first, second, module = nn.Linear(3, 3), nn.Linear(3, 3), Halves()
     call = GraphedCallables(module, [tuple(batches(2, requires_grad=True))], device=CpuDevice())
     seen: list[torch.Tensor] = []
-    first.weight.register_hook(seen.append)
+    for layer in (first, module.second):
+        layer.weight.register_hook(seen.append)
     for _ in range(2):
         module(second(*batches(1)), first(*batches(1)))[0].sum().backward()
-    assert [one.any().item() for one in seen] == [False, False]
+    assert [one.any().item() for one in seen] == [False] * 4
+    assert module.second.bias.grad is None
     assert second.weight.grad is not None and second.weight.grad.any()
     assert call.calls_without_graph == 0
 
