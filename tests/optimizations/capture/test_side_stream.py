@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import random
 import threading
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from simulated_gpu.allocator import DEFAULT, EXTERNAL, Block, Workspaces
 
 from optimizations.calls.turns import wait_for_stream
-from optimizations.capture import device, side_stream
+from optimizations.capture import device
 from optimizations.capture.device import Device
 from optimizations.capture.side_stream import ATTEMPTS, SideStreams
 from optimizations.capture.step.random_states import RandomStates
@@ -87,21 +84,16 @@ def test_possibly_destroyed_stream_is_not_awaited(workspaces: Workspaces) -> Non
 def test_launch_waits_for_the_previous_one_on_another_stream(
     workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, capturing = Device(0), [False]
-    waits: list[tuple[int, int]] = []
+    found = Device(0)
     monkeypatch.setattr(device, "make_context_current", lambda index: None)
-    monkeypatch.setattr(device, "wait_for_stream", lambda stream, index: waits.append((workspaces.stream, stream)))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
-    for stream in (0, 0, 7, 7, 0):
-        with workspaces.on(stream):
-            assert found.follow()
-    assert waits == [(7, 0), (0, 7)]
-    capturing[0] = True
-    for stream in (9, 0):  # one that was made for it, and the one of the calls
-        with workspaces.on(stream):
-            assert not found.follow() and not found.follow()
-    capturing[0] = False
-    assert found.follow() and waits == [(7, 0), (0, 7)]
+    for workspaces.stream in (0, 0, 7, 7, 0):
+        assert found.follow()
+    assert workspaces.waited == [(7, 0), (0, 7)]
+    workspaces.capturing = {9, 0}
+    for workspaces.stream in (9, 0):  # one that was made for it, and the one of the calls
+        assert not found.follow() and not found.follow()
+    workspaces.capturing.clear()
+    assert found.follow() and workspaces.waited == [(7, 0), (0, 7)]
 
 
 def test_unused_random_numbers_are_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,47 +249,19 @@ def test_captured_workspace_is_never_memory_of_a_tensor(workspaces: Workspaces, 
     assert captured
 
 
-def test_stream_that_another_thread_captures_on_is_not_awaited(
-    workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stream_that_another_thread_captures_on_is_not_awaited(workspaces: Workspaces) -> None:
     """A stream that waits for it would join that capture."""
-    streams, capturing = SideStreams(0), {0}
+    streams, workspaces.capturing = SideStreams(0), {0}
     side = streams.current.cuda_stream
-    monkeypatch.setattr(side_stream, "is_capturing", lambda stream: stream.cuda_stream in capturing)
     streams.follow()
     with workspaces.on(7):
         streams.follow()
-    assert workspaces.given == [(side, "waits for", 0), (side, "waits for", 7)], "the current one in any case"
+    assert workspaces.waited == [(side, 0), (side, 7)], "the current one in any case"
 
 
-def test_stream_waits_neither_in_a_capture_nor_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    capturing: set[int] = set()
-    current = [1]
-    waits: list[tuple[int, int]] = []
-
-    class Stream:
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-        def wait_stream(self, other: Any) -> None:
-            waits.append((self.number, other.number))
-
-    @contextlib.contextmanager
-    def on(stream: Any) -> Iterator[None]:
-        before, current[0] = current[0], stream.number
-        yield
-        current[0] = before
-
-    for name, value in (
-        ("current_stream", lambda device: Stream(current[0])),
-        ("default_stream", lambda device: Stream(0)),
-        ("ExternalStream", lambda number, device: Stream(number)),
-        ("stream", on),
-        ("is_current_stream_capturing", lambda: current[0] in capturing),
-    ):
-        monkeypatch.setattr(torch.cuda, name, value)
-    for captures in (set(), {1}, {2}, {0}, {0, 1, 2}):
-        capturing = captures
+def test_stream_waits_neither_in_a_capture_nor_for_one(workspaces: Workspaces) -> None:
+    workspaces.stream = 1
+    for workspaces.capturing in (set(), {1}, {2}, {0}, {0, 1, 2}):
         wait_for_stream(2, 0)
         wait_for_stream(0, 0)
-    assert waits == [(1, 2), (1, 0), (1, 0), (1, 2)]
+    assert workspaces.waited == [(1, 2), (1, 0), (1, 0), (1, 2)]

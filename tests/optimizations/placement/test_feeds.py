@@ -13,9 +13,8 @@ import pytest
 import torch
 import torch.fx
 from interrupts import interrupted_after
-from simulated_gpu.allocator import EXTERNAL, stream_id
+from simulated_gpu.allocator import EXTERNAL, Workspaces
 
-from optimizations import torch_internals
 from optimizations.placement import feeds, guards
 from optimizations.placement import staging as staging_module
 from optimizations.placement.feed_plan import FeedPlan, HoistedGroup, Source, Staged, TensorLayout
@@ -382,85 +381,67 @@ def test_pinned_scalar_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 # Memory that placement keeps on the GPU is read and overwritten in order on any streams.
 
 
-class Streams:
-    """Streams by number. `waits`: pairs of streams of which the first waits for the second."""
-
-    def __init__(self) -> None:
-        self.here = 1
-        self.capturing: set[int] = set()
-        self.waits: list[tuple[int, int]] = []
-
-    def stream(self, number: int) -> Any:
-        def wait_stream(other: Any) -> None:
-            self.waits.append((number, other.cuda_stream))
-
-        return SimpleNamespace(cuda_stream=number, stream_id=stream_id(number), wait_stream=wait_stream)
-
-
 @pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
-    made = Streams()
-    monkeypatch.setattr(torch_internals, "current_raw_stream", lambda index: made.here, raising=False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: made.stream(made.here))
-    monkeypatch.setattr(feeds, "is_capturing", lambda stream: stream.cuda_stream in made.capturing)
-    return made
+def streams(workspaces: Workspaces) -> Workspaces:
+    workspaces.stream = 1
+    return workspaces
 
 
-def test_overwritten_memory_has_no_reader_on_any_stream(streams: Streams) -> None:
+def test_overwritten_memory_has_no_reader_on_any_stream(streams: Workspaces) -> None:
     used: list[tuple[str, int]] = []
     kept: Any = SimpleNamespace(record_stream=lambda stream: used.append(("kept", stream.cuda_stream)))
     order = feeds._StreamOrder(torch.device("cuda", 0), lambda: [kept])
     order.overwrite()
     order.follow()
     order.overwrite()
-    assert streams.waits == [], "one stream keeps its own order"
-    streams.here = 2
+    assert streams.waited == [], "one stream keeps its own order"
+    streams.stream = 2
     order.follow()
-    assert (streams.waits, used) == ([(2, 1)], [("kept", 2)])
+    assert (streams.waited, used) == ([(2, 1)], [("kept", 2)])
     order.follow()
-    assert len(streams.waits) == 1
+    assert len(streams.waited) == 1
     order.overwrite()
-    assert streams.waits[1:] == [(2, 1)], "work may have come there since"
-    streams.here = 3
+    assert streams.waited[1:] == [(2, 1)], "work may have come there since"
+    streams.stream = 3
     order.follow()
     order.overwrite()
-    assert streams.waits[2:] == [(3, 2), (3, 1), (3, 2)]
+    assert streams.waited[2:] == [(3, 2), (3, 1), (3, 2)]
 
 
-def test_possibly_destroyed_stream_is_awaited_once(streams: Streams) -> None:
+def test_possibly_destroyed_stream_is_awaited_once(streams: Workspaces) -> None:
     order = feeds._StreamOrder(torch.device("cuda", 0), list)
     order.follow()
-    streams.here = EXTERNAL
+    streams.stream = EXTERNAL
     order.follow()
-    streams.here = 2
+    streams.stream = 2
     order.follow()
-    assert streams.waits == [(EXTERNAL, 1), (2, EXTERNAL)]
+    assert streams.waited == [(EXTERNAL, 1), (2, EXTERNAL)]
     order.overwrite()
-    assert streams.waits[2:] == [(2, 1)]
+    assert streams.waited[2:] == [(2, 1)]
 
 
-def test_capture_of_a_step_waits_for_no_outside_stream(streams: Streams) -> None:
+def test_capture_of_a_step_waits_for_no_outside_stream(streams: Workspaces) -> None:
     order = feeds._StreamOrder(torch.device("cuda", 0), list)
     order.follow()
-    streams.here, streams.capturing = 7, {7}
+    streams.stream, streams.capturing = 7, {7}
     order.follow()
     order.overwrite()
-    assert streams.waits == []
-    streams.here, streams.capturing = 2, set()
+    assert streams.waited == []
+    streams.stream, streams.capturing = 2, set()
     order.follow()
     order.overwrite()
-    assert streams.waits == [(2, 1), (2, 1)], "of what was captured nothing ran"
+    assert streams.waited == [(2, 1), (2, 1)], "of what was captured nothing ran"
 
 
-def test_nothing_waits_for_a_stream_another_thread_captures_on(streams: Streams) -> None:
+def test_nothing_waits_for_a_stream_another_thread_captures_on(streams: Workspaces) -> None:
     order = feeds._StreamOrder(torch.device("cuda", 0), list)
-    for streams.here in (1, 2, 3):
+    for streams.stream in (1, 2, 3):
         order.follow()
-    streams.waits.clear()
+    streams.given.clear()
     streams.capturing = {2}
     order.overwrite()
-    assert streams.waits == [(3, 1)]
-    streams.here, streams.capturing = 1, {3}
+    assert streams.waited == [(3, 1)]
+    streams.stream, streams.capturing = 1, {3}
     order.follow()
     order.overwrite()
-    assert streams.waits == [(3, 1), (1, 2)]
+    assert streams.waited == [(3, 1), (1, 2)]

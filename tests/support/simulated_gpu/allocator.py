@@ -67,6 +67,7 @@ class Workspaces:
     waits: list[int] = field(default_factory=list)
     given: list[tuple[int, str, int]] = field(default_factory=list)
     """The work of streams: waits for other streams, and work with memory."""
+    capturing: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -78,6 +79,15 @@ class Workspaces:
     @property
     def stream(self) -> int:
         return getattr(self._here, "stream", 0)
+
+    @stream.setter
+    def stream(self, number: int) -> None:
+        self._here.stream = number
+
+    @property
+    def waited(self) -> list[tuple[int, int]]:
+        """Pairs of streams of which the first waits for the second."""
+        return [(one, other) for one, what, other in self.given if what == "waits for"]
 
     @property
     def handle(self) -> int:
@@ -94,14 +104,15 @@ class Workspaces:
         finally:
             self._here.stream = before
 
-    def new_stream(self, device: int) -> Any:
-        self.streams += 1
-        number = self.streams
-
+    def stream_of(self, number: int) -> Any:
         def wait_stream(other: Any) -> None:
             self.given.append((number, "waits for", other.cuda_stream))
 
-        return SimpleNamespace(cuda_stream=number, wait_stream=wait_stream)
+        return SimpleNamespace(cuda_stream=number, stream_id=stream_id(number), wait_stream=wait_stream)
+
+    def new_stream(self, device: int) -> Any:
+        self.streams += 1
+        return self.stream_of(self.streams)
 
     # The allocator.
 
@@ -204,8 +215,10 @@ def replaced_workspaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspaces]
         ("memory_snapshot", made.snapshot),
         ("device", lambda index: contextlib.nullcontext()),
         ("stream", made.on),
-        ("current_stream", lambda index: SimpleNamespace(cuda_stream=made.stream, stream_id=stream_id(made.stream))),
-        ("is_current_stream_capturing", lambda: False),
+        ("current_stream", lambda index: made.stream_of(made.stream)),
+        ("default_stream", lambda index: made.stream_of(0)),
+        ("ExternalStream", lambda number, device: made.stream_of(number)),
+        ("is_current_stream_capturing", lambda: made.stream in made.capturing),
         ("synchronize", lambda index: made.waits.append(index)),
     ):
         monkeypatch.setattr(torch.cuda, name, function)
