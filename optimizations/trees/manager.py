@@ -47,6 +47,10 @@ stock records a function, or gives live results ownership of their memory, it re
 died in between, its memory would be freed twice, and two tensors would get the same memory. So all live results are
 referenced meanwhile, except the inputs of the function that is recorded.
 
+Note [Memory that a warm-up reads]. A warm-up runs on a stream of its own, and the caller's stream waits for it at its
+end. If an input died in between, another thread would get its memory for work on the caller's stream, and write it
+while the warm-up reads it. So if several threads call, a warm-up keeps its inputs until its end.
+
 Note [Functions inside of functions]. A custom operator of the program may call a compiled function. While such an
 operator is warmed up or recorded, the inner function runs without a graph of its own, and the outer graph contains its
 kernels. It has none either where stock's code runs the outer function without a graph: what was decided for the outer
@@ -296,6 +300,7 @@ class EncoreManager(CUDAGraphTreeManager):
         """Run a function without a graph as stock does, which warms up in the pool. See the notes on warm-ups."""
         function = self._function(function_id)
         run, thread = function.run, threading.get_ident()
+        kept = list(new_inputs) if len(self.streams.callers) > 1 else []  # Note [Memory that a warm-up reads]
         found: list[Any] = []  # empty before the function begins; then one element: None, or its results
 
         def warm_up(inputs: list[Any]) -> Any:
@@ -307,7 +312,7 @@ class EncoreManager(CUDAGraphTreeManager):
 
         function.run = warm_up
         try:
-            with self._results_alive(), self._running_a_function():
+            with self._results_alive(new_inputs), self._running_a_function():
                 self._apply_due_checkpoint()
                 return super().run_eager(new_inputs, function_id)
         except BaseException as error:
@@ -329,6 +334,7 @@ class EncoreManager(CUDAGraphTreeManager):
             error.__traceback__ = None  # its frames hold results
         finally:
             function.run = run
+            kept.clear()
         self.leave_pool()
         if found:
             function.without_graph = failure
@@ -587,7 +593,7 @@ class EncoreManager(CUDAGraphTreeManager):
         self._checkpoint_due = True
 
     @contextlib.contextmanager
-    def _results_alive(self, released: Iterable[torch.Tensor] = ()) -> Iterator[None]:
+    def _results_alive(self, released: Iterable[Any] = ()) -> Iterator[None]:
         """Keep live results alive in the block, except those `released` in it. Note [Results that die meanwhile]."""
         node = self.current_node
         if isinstance(node, EncoreNode):

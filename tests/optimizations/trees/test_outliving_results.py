@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -222,6 +223,26 @@ def test_result_that_another_thread_releases_is_freed_once(
     assert (owning, freed) == ([1], [])
     recorded: Any = own_container(0).tree_manager.current_node  # type: ignore[union-attr]
     assert recorded.recorded_liveness_after_graph[0] == [(0, 0) in recorded.live_indices_after_graph]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_warm_up_keeps_its_inputs_if_several_threads_call(cuda_on_cpu: CudaOnCpu, threads: int) -> None:
+    """Else another thread would get their memory while the GPU reads it on the stream of the warm-up."""
+    alive: list[bool] = []
+
+    class Looks(Model):
+        def __call__(self, inputs: list[Any]) -> list[Any]:
+            x = weakref.ref(inputs[0])
+            results = super().__call__(inputs)
+            alive.append(x() is not None)
+            return results
+
+    other, compiled = Compiled(Model(cuda_on_cpu)), Compiled(Looks(cuda_on_cpu))
+    other(values(1), values(2), values(3))
+    if threads > 1:
+        in_threads(lambda: other(values(1), values(2), values(3)))
+    compiled.function([values(1), values(2), values(7)])
+    assert alive == [threads > 1]
 
 
 @pytest.mark.parametrize("begins", [True, False])
