@@ -57,19 +57,6 @@ PARTITIONED = dedent(
     """
 )
 
-UNPARTITIONED = dedent(
-    """
-    triton_poi_a_0 = async_compile.triton('triton_poi_a_0', '''source of a''', device_str='cuda')
-
-    def call(args):
-        with torch.cuda._DeviceGuard(0):
-            triton_poi_a_0.run(args[0], 64, stream=stream0)
-            buf0 = torch.ops.aten.nonzero.default(args[0])
-        buf1 = torch.ops.aten.nonzero.default(args[1])
-        return (buf0, buf1)
-    """
-)
-
 
 def test_partitions_come_in_order_with_their_launches() -> None:
     first, third, eleventh, _ = read_module(PARTITIONED)
@@ -80,10 +67,6 @@ def test_partitions_come_in_order_with_their_launches() -> None:
 
 def test_call_counts_cpu_work_and_copies_apart_from_partitions() -> None:
     assert read_module(PARTITIONED)[-1] == Counter(cpu_kernels=2, host_to_device_copies=2, blocking_copies=1)
-
-
-def test_code_without_partitions_is_all_in_call() -> None:
-    assert read_module(UNPARTITIONED) == [Counter(gpu_kernels=2, cpu_kernels=1)]
 
 
 def test_partial_sums_of_a_kernel_are_added_up_by_kernels() -> None:

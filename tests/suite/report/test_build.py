@@ -11,13 +11,13 @@ import subprocess
 
 import pytest
 from fixtures.report_pages import Outline, few_exhibits, page_of, undrawn  # noqa: F401  # fixtures are used by their names
-from fixtures.synthetic_results import cell, environment, failed_cell, write_run
+from fixtures.synthetic_results import block, cell, environment, failed_cell, write_run
 
 from suite.report import build
 from suite.report.build import build_report
 from suite.report.page import LONG_TABLE, SHOWN_OF_LONG
 from suite.results.errors import WrongUse
-from suite.results.schema import Status
+from suite.results.schema import GpuState, Status
 
 HOSTILE = '<script>alert("x")</script>'
 
@@ -27,10 +27,11 @@ def both(tmp_path_factory):
     """A report of a run of two workloads, one cell failed."""
     folder = tmp_path_factory.mktemp("both")
     factors = {"eager": 0.5, "compile": 1, "graph": 2, "encore": 4}
+    hot = block(0, [100.0]).model_copy(update={"gpu_after": GpuState(throttle_reasons=["SwPowerCap", "GpuIdle"])})
     cells = [
         *(cell("EOS", mode, 100.0 / factor) for mode, factor in factors.items()),
         cell("ST", "compile"),
-        cell("ST", "encore"),
+        cell("ST", "encore", blocks=[hot, block(1, [100.0])]),
         failed_cell("ST", "graph", Status.CRASH, f"worker died {HOSTILE}", log_tail="the log's last line"),
         cell(HOSTILE, "compile"),
         cell(HOSTILE, "graph"),
@@ -108,6 +109,7 @@ def test_page_shows_run_environment_and_sources(both):
         assert title in headings
     assert "0123456789abcdef" in text and "SYNTHETIC GPU" in text
     assert "OSDI 2026" in text and "NVIDIA H100 NVL" in text
+    assert re.search(r"THROTTLED while measured, .*: ST \(SwPowerCap\)", text), "other reasons are no warning"
     assert len(page.named("svg")) == len(report.figures), "each as PNG, and in the page"
 
 

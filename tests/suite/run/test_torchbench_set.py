@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -104,25 +105,27 @@ def test_listed_model_is_built_as_the_named_one(tmp_path: Path, monkeypatch: pyt
             del sys.modules[name]
 
 
+def encore(torchbench: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, with a TorchBench in this folder."""
+    path = os.pathsep.join([str(torchbench), str(store.REPOSITORY)])
+    command = [sys.executable, "-P", "-m", "suite", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, timeout=280)
+
+
 def test_run_records_failures_and_measures_the_rest(tmp_path: Path):
     install(tmp_path)
     models = tmp_path / "torchbenchmark" / "models"
     for folder in models.iterdir():
         if folder.is_dir() and folder.name != "ranking_net":
-            for file in sorted(folder.rglob("*"), reverse=True):
-                file.unlink() if file.is_file() else file.rmdir()
-            folder.rmdir()
+            shutil.rmtree(folder)
     (models / "needs_more").mkdir()
     source = "import package_that_is_missing\nclass Model:\n    DEFAULT_EVAL_BSIZE = 1\n"
     (models / "needs_more" / "__init__.py").write_text(source)
     (models / "sparse_inputs").mkdir()
     (models / "sparse_inputs" / "__init__.py").write_text(SPARSE)
     out = tmp_path / "run"
-    command = [sys.executable, "-P", "-m", "suite", "run", "--set", "torchbench", "--modes", "eager", "--out", str(out)]
-    options = ["--device", "cpu", "--size", "tiny", "--samples", "5", "--warm-up", "1"]
-    root = str(store.REPOSITORY)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), root])}
-    done = subprocess.run([*command, *options], capture_output=True, text=True, env=environment, timeout=280)
+    options = ["--device", "cpu", "--size", "tiny", "--samples", "5", "--warm-up", "1", "--out", str(out)]
+    done = encore(tmp_path, "run", "--set", "torchbench", "--modes", "eager", *options)
     assert done.returncode == 1, done.stderr
     cells = {cell.workload: cell for cell in store.read_run(out).cells}
     failed = cells.pop("torchbench:needs_more")
@@ -135,8 +138,7 @@ def test_run_records_failures_and_measures_the_rest(tmp_path: Path):
         "torchbench:ranking_net": "pass",
         "torchbench:ranking_net-train": "pass",
     }
-    again = [sys.executable, "-P", "-m", "suite", "run", "--resume", str(out)]
-    done = subprocess.run(again, capture_output=True, text=True, env=environment, timeout=120)
+    done = encore(tmp_path, "run", "--resume", str(out))
     assert "nothing to run" in done.stderr, done.stderr
 
 
@@ -154,9 +156,7 @@ def test_explaining_all_continues_after_an_import_error(tmp_path: Path):
         "    return importlib.import_module('.models.' + name, __name__)\n"
     )
     out = tmp_path / "out"
-    command = [sys.executable, "-P", "-m", "suite", "explain", "--set", "torchbench", "--out", str(out)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(store.REPOSITORY)])}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+    done = encore(tmp_path, "explain", "--set", "torchbench", "--out", str(out))
     assert done.returncode == 1, done.stderr
     explained = {each["target"]: each for each in (json.loads(path.read_text()) for path in out.iterdir())}
     assert {name: each["batch"] for name, each in explained.items()} == {
