@@ -105,6 +105,18 @@ def test_listed_model_is_built_as_the_named_one(tmp_path: Path, monkeypatch: pyt
             del sys.modules[name]
 
 
+def install_alone(folder: Path, *kept: str, **sources: str) -> None:
+    """Install a TorchBench with these models of the fake one, and models of these sources."""
+    install(folder)
+    models = folder / "torchbenchmark" / "models"
+    for model in models.iterdir():
+        if model.is_dir() and model.name not in kept:
+            shutil.rmtree(model)
+    for name, source in sources.items():
+        (models / name).mkdir()
+        (models / name / "__init__.py").write_text(source)
+
+
 def encore(torchbench: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command, with a TorchBench in this folder."""
     path = os.pathsep.join([str(torchbench), str(store.REPOSITORY)])
@@ -113,16 +125,8 @@ def encore(torchbench: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 
 def test_run_records_failures_and_measures_the_rest(tmp_path: Path):
-    install(tmp_path)
-    models = tmp_path / "torchbenchmark" / "models"
-    for folder in models.iterdir():
-        if folder.is_dir() and folder.name != "ranking_net":
-            shutil.rmtree(folder)
-    (models / "needs_more").mkdir()
-    source = "import package_that_is_missing\nclass Model:\n    DEFAULT_EVAL_BSIZE = 1\n"
-    (models / "needs_more" / "__init__.py").write_text(source)
-    (models / "sparse_inputs").mkdir()
-    (models / "sparse_inputs" / "__init__.py").write_text(SPARSE)
+    needs_more = "import package_that_is_missing\nclass Model:\n    DEFAULT_EVAL_BSIZE = 1\n"
+    install_alone(tmp_path, "ranking_net", needs_more=needs_more, sparse_inputs=SPARSE)
     out = tmp_path / "run"
     options = ["--device", "cpu", "--size", "tiny", "--samples", "5", "--warm-up", "1", "--out", str(out)]
     done = encore(tmp_path, "run", "--set", "torchbench", "--modes", "eager", *options)
@@ -143,17 +147,10 @@ def test_run_records_failures_and_measures_the_rest(tmp_path: Path):
 
 
 def test_explaining_all_continues_after_an_import_error(tmp_path: Path):
-    models = tmp_path / "torchbenchmark" / "models"
-    for folder in (models, models / "ends_it", models / "needs_more"):
-        folder.mkdir(parents=True)
-        (folder.parent / "__init__.py").touch()
-    (models / "ends_it" / "__init__.py").write_text(
-        "import os\nclass Model:\n    DEFAULT_EVAL_BSIZE = 2\nos._exit(7)\n"
-    )
-    (models / "needs_more" / "__init__.py").write_text(POISON + "class Model:\n    DEFAULT_EVAL_BSIZE = 3\n")
-    (tmp_path / "torchbenchmark" / "__init__.py").write_text(
-        "import importlib\n\ndef load_model_by_name(name):\n"
-        "    return importlib.import_module('.models.' + name, __name__)\n"
+    install_alone(
+        tmp_path,
+        ends_it="import os\nclass Model:\n    DEFAULT_EVAL_BSIZE = 2\nos._exit(7)\n",
+        needs_more=POISON + "class Model:\n    DEFAULT_EVAL_BSIZE = 3\n",
     )
     out = tmp_path / "out"
     done = encore(tmp_path, "explain", "--set", "torchbench", "--out", str(out))
