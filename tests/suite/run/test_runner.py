@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Mapping, Sequence
 
@@ -139,7 +140,8 @@ def test_row_reports_differences_of_later_processes(bench: Bench) -> None:
     assert (cells["compile"].other_kernels, cells["graph"].other_kernels) == ([], [1, 2])
 
 
-def test_reference_leads_the_compilation_and_all_settle_together(bench: Bench) -> None:
+def test_reference_leads_the_compilation_and_all_settle_together(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     names = ("eager", "graph", "compile", "graph-unpartitioned", "placement", "indirection", "encore")
     bench.run(modes=[MODES[name] for name in names], processes=2)
     compiled, done = bench.compiled(), bench.prepared()
@@ -150,6 +152,9 @@ def test_reference_leads_the_compilation_and_all_settle_together(bench: Bench) -
     assert sorted(compiled[7:]) == sorted((name, "WARM") for name in names)
     assert sorted(done[:7]) == sorted(f"compiled {name}" for name in names)
     assert sorted(done[7:14]) == sorted(f"settled {name}" for name in names), "when all have compiled"
+    for name in names:
+        threads = re.findall(r"^threads (\d+)", (bench.path / "logs" / f"FAKE.{name}.log").read_text(), re.MULTILINE)
+        assert threads == ["8" if name == "compile" else "1", "1"], "only what compiles first has compile workers"
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
-"""Rows of runs removed from git, and the effects of `encore record` on runs."""
+"""Rows of runs: as a DataFrame from `suite.load`, in the history of runs removed from git, and in `encore record`."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +17,7 @@ from fixtures.fake_command import run_command
 from fixtures.synthetic_results import cell, environment, failed_cell, write_run
 from pandas.testing import assert_frame_equal
 
+import suite
 from suite.report import frame
 from suite.report.frame import read_history, rows_frame, write_history
 from suite.report.history.lines import directions, lines_of
@@ -21,7 +26,7 @@ from suite.report.runs import load_run
 from suite.results import store
 from suite.results.errors import WrongUse
 from suite.results.schema import Status
-from suite.results.store import list_runs
+from suite.results.store import REPOSITORY, list_runs
 
 PAGE_TEXT = "# Recorded\n\n<!-- generated: recorded -->\n<!-- end: recorded -->\n"
 
@@ -175,3 +180,38 @@ def test_every_recorded_run_is_in_the_history() -> None:
     smallest = store.RECORDED / "20261127-182742-h200"
     own = kept[kept["run"] == smallest.name].reset_index(drop=True)
     assert_frame_equal(own, sorted_rows(rows_frame(load_run(smallest))))
+
+
+def test_frame_has_a_line_for_each_workload_and_mode(tmp_path: Path) -> None:
+    frame = suite.load(a_run(tmp_path)).set_index(["workload", "mode"])
+    row = frame.loc["EOS", "encore"]
+    assert (row.commit, row.device, row.host_us, row.processes, row.status, row.batch, row.settled) == (
+        "0123456789", "SYNTHETIC GPU", 50.0, 3, "pass", 1, True,
+    )  # fmt: skip
+    assert row.over_compile == pytest.approx(2, rel=0.01) and row.over_graph == pytest.approx(1.6, rel=0.01)
+    assert row.coverage_percent > 0 and row.peak_reserved_bytes > 0 and row.first_call_s == 4.0
+    assert row.over_compile_low <= row.over_compile <= row.over_compile_high
+    assert pd.isna(frame.loc["EOS", "compile"].over_compile)
+    failed = frame.loc["ST", "encore"]
+    assert failed.status == "crash" and pd.isna(failed.host_us) and pd.isna(failed.cuda_graphs) and failed.error
+    assert frame.host_us.dtype == float and len(frame) == 4
+
+
+def test_frame_of_samples_has_a_line_for_each_iteration(tmp_path: Path) -> None:
+    frame = suite.load(str(a_run(tmp_path)), samples=True)
+    assert len(frame) == 3 * 3 * 6 * 3, "modes, processes, blocks, samples"
+    medians = frame.groupby("mode").host_us.median()
+    assert dict(medians) == {"compile": 100.0, "graph": 80.0, "encore": 50.0}
+    assert (frame.device_us == frame.host_us - 1).all()
+
+
+def test_example_of_the_results_page_runs(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "results.md").read_text(encoding="utf-8")
+    (example,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "suite.load" in code)
+    run = write_run(tmp_path / "run", [cell("XLNET-I", mode) for mode in ("compile", "graph", "encore")], environment())
+    script = tmp_path / "example.py"
+    script.write_text(example.replace('"RUN"', repr(str(run))))
+    told = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=told)
+    assert done.returncode == 0, done.stderr
+    assert "over_graph" in done.stdout and "placeholder_bytes" in done.stdout and "XLNET-I" in done.stdout
