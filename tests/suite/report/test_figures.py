@@ -51,6 +51,7 @@ def test_speed_up_bars_are_ratios_with_intervals_and_geomean():
     assert bar.value == pytest.approx(2.0)
     assert bar.interval == pytest.approx((2.0, 2.0))
     assert bar.published == 0.85
+    assert chart.bars["EOS", "graph"].failure is None, "it was not run there"
     assert chart.bars["geomean", "graph"].value == pytest.approx(2.0)
     assert "the 1 workloads that all modes have" in chart.note
     assert chart.series == ("graph",)
