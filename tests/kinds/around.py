@@ -13,17 +13,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from kinds.world import STEPS, World, kind
-
-
-def _net() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+from kinds.world import STEPS, World, kind, network
 
 
 @kind()
 def line_searches(world: World) -> None:
     """An optimizer calls forward and backward as often as it likes, and goes back to parameters from before."""
-    net, run = world.compiled(_net())
+    net, run = world.compiled(network())
     optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=2)
     for _, x in world.steps(3):
 
@@ -39,7 +35,7 @@ def line_searches(world: World) -> None:
 
 @kind()
 def inner_loops_on_weights_of_their_own(world: World) -> None:
-    net = world.module(_net())
+    net = world.module(network())
     run = world.compile(lambda weights, x: torch.func.functional_call(net, weights, (x,)).square().mean())
     for step in range(STEPS):
         fast = dict(net.named_parameters())
@@ -60,7 +56,7 @@ def checkpoints_around_compiled_modules(world: World) -> None:
 
 @kind()
 def backwards_that_run_the_forward_again(world: World) -> None:
-    net, run = world.compiled(_net())
+    net, run = world.compiled(network())
 
     class Again(torch.autograd.Function):
         @staticmethod
@@ -85,7 +81,7 @@ def backwards_that_run_the_forward_again(world: World) -> None:
 
 @kind()
 def functions_that_call_themselves(world: World) -> None:
-    net = world.module(_net())
+    net = world.module(network())
 
     def program(x: torch.Tensor, depth: int) -> torch.Tensor:
         y: torch.Tensor = net(x)
@@ -103,7 +99,7 @@ def functions_that_call_themselves(world: World) -> None:
 
 @kind()
 def calls_from_a_signal(world: World) -> None:
-    run, found = world.compile(world.module(_net())), []
+    run, found = world.compile(world.module(network())), []
 
     def handler(*_: Any) -> None:
         with torch.no_grad():
@@ -125,16 +121,16 @@ def calls_from_a_signal(world: World) -> None:
 @kind(gradients=False)
 def weights_exchanged_while_no_guard_looks(world: World) -> None:
     """Set `skip_guard_eval_unsafe`: the caller promises what guards check, and exchanges weights all the same."""
-    net, run = world.compiled(_net())
+    net, run = world.compiled(network())
     for step in range(STEPS):
         world.note(run(world.values(step)))
     with torch.compiler.set_stance("default", skip_guard_eval_unsafe=True):
         for step in range(2 * STEPS):
             world.note(run(world.values(step)))
             if step % 4 == 1:
-                net[0].weight = nn.Parameter(world.values(90 + step, 4, 4))
+                net[0].weight = nn.Parameter(world.values(90 + step, 6, 4))
             if step % 4 == 3:
-                net[0].weight.data = world.values(90 + step, 4, 4)
+                net[0].weight.data = world.values(90 + step, 6, 4)
 
 
 @kind()

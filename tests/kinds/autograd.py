@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 import optimizations
-from kinds.world import STEPS, World, kind
+from kinds.world import STEPS, World, kind, network
 
 
 class Remembering(torch.autograd.Function):
@@ -261,10 +261,6 @@ def inputs_made_in_inference_mode(world: World) -> None:
             world.note(run(x))
 
 
-def _net() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4))
-
-
 @kind(gradients=False)
 def views_of_results_kept(world: World) -> None:
     def rows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -282,14 +278,14 @@ def views_of_results_kept(world: World) -> None:
 
 @kind()
 def two_forwards_in_each_step(world: World) -> None:
-    net, run = world.compiled(_net())
+    net, run = world.compiled(network())
     for step in range(8):
         world.train(run(world.values(step)) * run(world.values(step + 30)), net)
 
 
 @kind(ends_stock=True)
 def several_forwards_in_some_steps(world: World) -> None:
-    net, run = world.compiled(_net())
+    net, run = world.compiled(network())
     for step in range(12):
         forwards = range(1 + (step % 4 == 3) + (step % 5 == 4))
         losses = [run(world.values(20 * step + index)).square().mean() for index in forwards]
@@ -300,7 +296,7 @@ def several_forwards_in_some_steps(world: World) -> None:
 
 @kind(ends_stock=True)
 def a_backward_that_comes_steps_later(world: World) -> None:
-    net, run = world.compiled(_net())
+    net, run = world.compiled(network())
     later: torch.Tensor | None = None
     for step in range(14):
         loss = run(world.values(step)).square().mean()
@@ -317,7 +313,7 @@ def a_backward_that_comes_steps_later(world: World) -> None:
 @kind(ends_stock=True)
 def graphs_retained_in_some_steps(world: World) -> None:
     """Buffers that a backward may write over are PyTorch's reason to refuse it."""
-    net, run = world.compiled(_net())
+    net, run = world.compiled(network())
     with functorch_config.patch(donated_buffer=False):
         for step in range(14):
             loss = run(world.values(step)).square().mean()
@@ -329,7 +325,7 @@ def graphs_retained_in_some_steps(world: World) -> None:
 
 @kind()
 def forwards_without_a_backward(world: World) -> None:
-    net, run = world.compiled(_net())
+    net, run = world.compiled(network())
     for step in range(16):
         result = run(world.values(step))
         if step % 3 == 2:
@@ -340,7 +336,7 @@ def forwards_without_a_backward(world: World) -> None:
 
 @kind()
 def resets_while_a_backward_is_pending(world: World) -> None:
-    net, run = world.compiled(_net())
+    net, run = world.compiled(network())
     for reset in (lambda: None, lambda: None, lambda: None, optimizations.reset, torch.compiler.reset, lambda: None):
         result = run(world.values(3))
         reset()
@@ -349,7 +345,7 @@ def resets_while_a_backward_is_pending(world: World) -> None:
 
 @kind()
 def hooks_that_change_and_raise(world: World) -> None:
-    net, run = world.compiled(_net())
+    net, run = world.compiled(network())
 
     def refuse(gradient: torch.Tensor) -> None:
         raise ValueError("not this one")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune, vector_to_parameters
 
-from kinds.world import STEPS, World, kind
+from kinds.world import STEPS, World, kind, network
 
 
 def _layers(world: World, count: int) -> list[nn.Linear]:
@@ -324,14 +324,10 @@ def caches_written_at_a_tensor_of_positions(world: World) -> None:
         world.note(run(world.values(step, 1, 1, 4), world.moved(torch.tensor([step % 8]))), net.keys)
 
 
-def _net() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 4))
-
-
 @kind(gradients=False)
 def weights_in_one_vector(world: World) -> None:
     """Weights are views of a new vector in each call, in other alignments, as an evolution strategy sets them."""
-    net = world.module(_net())
+    net = world.module(network())
     run, size = world.compile(net), sum(p.numel() for p in net.parameters())
     for step in range(3 * STEPS):
         vector = world.values(step + 40, size + 3)[step % 3 : step % 3 + size]
@@ -342,7 +338,7 @@ def weights_in_one_vector(world: World) -> None:
 @kind()
 def weights_under_masks(world: World) -> None:
     """A hook computes the weight in each call. Then the mask is made permanent, and the hook is gone."""
-    net = world.module(_net())
+    net = world.module(network())
     prune.l1_unstructured(net[0], "weight", amount=0.5)
     run = world.compile(net)
     for step in range(2 * STEPS):
@@ -355,7 +351,7 @@ def weights_under_masks(world: World) -> None:
 
 @kind(gradients=False)
 def weights_from_files(world: World) -> None:
-    net, run = world.compiled(_net())
+    net, run = world.compiled(network())
     with tempfile.TemporaryDirectory() as folder:
         for step in range(2 * STEPS):
             world.note(run(world.values(step)))

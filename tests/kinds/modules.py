@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from kinds.subclasses import TwoLayers, world_of_one
-from kinds.world import STEPS, World, kind
+from kinds.world import STEPS, World, kind, network
 
 
 class _Symmetric(nn.Module):
@@ -208,10 +208,6 @@ def dynamically_quantized_modules(world: World) -> None:
     world.infer(world.compile(program), between=lambda: zero.add_(1))
 
 
-def _net() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
-
-
 ADAMW = {"kind": torch.optim.AdamW, "lr": 0.05, "foreach": False}
 
 
@@ -270,7 +266,7 @@ def one_compiled_method_of_many_objects(world: World) -> None:
 
 @kind(gradients=False)
 def one_compiled_function_of_many_modules(world: World) -> None:
-    nets = [world.module(_net()) for _ in range(3)]
+    nets = [world.module(network()) for _ in range(3)]
     run = world.compile(lambda net, x: net(x) * 2)
     for step in range(3 * STEPS):
         world.note(run(nets[step % 3], world.values(step)))
@@ -282,7 +278,7 @@ def one_compiled_function_of_many_modules(world: World) -> None:
 
 @kind(ends_stock=True)
 def training_in_threads(world: World) -> None:
-    nets = [world.module(_net()) for _ in range(3)]
+    nets = [world.module(network()) for _ in range(3)]
     runs = [world.compile(net) for net in nets]
     for run, net in zip(runs, nets, strict=True):
         run(world.values(0)).sum().backward()
@@ -303,7 +299,7 @@ def training_in_threads(world: World) -> None:
 
 @kind()
 def backwards_in_another_thread(world: World) -> None:
-    net, run = world.compiled(_net())
+    net, run = world.compiled(network())
     for step in range(STEPS):
         loss = run(world.values(step)).square().mean()
         thread = threading.Thread(target=loss.backward)

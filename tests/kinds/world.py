@@ -79,6 +79,10 @@ class World:
             self.note_gradients(module)
 
 
+def network() -> torch.nn.Sequential:
+    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 4))
+
+
 def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 

@@ -94,15 +94,11 @@ def explained(folder: Path, *targets: str) -> dict[str, Seen]:
     return {name.removesuffix(TRACED): Seen(answer) for name, answer in zip(targets, answers, strict=True)}
 
 
-def line_of(text: str) -> int:
-    """Number of the one line of `explain_programs` that holds `text`."""
+def at(text: str) -> str:
+    """Return the place of the one line of `explain_programs` that holds `text`."""
     lines = inspect.getsource(explain_programs).splitlines()
     (number,) = (number for number, line in enumerate(lines, start=1) if text in line)
-    return number
-
-
-def at(text: str) -> str:
-    return f"tests/support/explain_programs.py:{line_of(text)} in "
+    return f"tests/support/explain_programs.py:{number} in "
 
 
 def main(folder: Path, targets: list[str]) -> None:

@@ -146,12 +146,16 @@ TORCHBENCH = "--with-torchbench=FOLDER"
 
 
 def run_all(checkout: Checkout, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return run(checkout, "run_all.sh", *arguments, **variables)
+
+
+def run(checkout: Checkout, script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     folder = checkout.folder / "torch bench"
     if TORCHBENCH in arguments and not folder.exists():
         (folder / "torchbenchmark").mkdir(parents=True)
         (folder / "torchbenchmark" / "__init__.py").write_text("")
     words = {TORCHBENCH: ("--with-torchbench", str(folder))}
-    return checkout.run("run_all.sh", *(one for word in arguments for one in words.get(word, (word,))), **variables)
+    return checkout.run(script, *(one for word in arguments for one in words.get(word, (word,))), **variables)
 
 
 RUN, SECOND = "<suite><run><--resume><newest>", "<--set><torchbench>"
@@ -198,19 +202,20 @@ NOWHERE = "no checkout of https://github.com/pytorch/benchmark"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("command", "code", "words"),
     [
-        *((f"{TORCHBENCH} --quick {option}{value}", f"two runs, and {option} fits one only")
+        *((f"run_all.sh {TORCHBENCH} --quick {option}{value}", 2, f"two runs, and {option} fits one only")
           for option in ("--out", "--budget") for value in (" 2", "=2")),
-        (f"--quick {TORCHBENCH}", LATE),
-        ("--with-torchbench", NOWHERE),
+        (f"run_all.sh --quick {TORCHBENCH}", 2, LATE),
+        ("run_all.sh --with-torchbench", 2, NOWHERE),
+        *((f"{script} --help", 0, f"Usage: ./{script}") for script in ("run_all.sh", "run_tests.sh")),
     ],
 )  # fmt: skip
-def test_run_all_refuses_before_anything_starts(checkout: Checkout, arguments: str, words: str) -> None:
-    done = run_all(checkout, *arguments.split(), **H200)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "--resume" not in done.stderr or "--resume" in arguments
+def test_help_and_refusals_start_nothing(checkout: Checkout, command: str, code: int, words: str) -> None:
+    script, *arguments = command.split()
+    done = run(checkout, script, *arguments, **H200)
+    assert done.returncode == code
+    assert words in done.stdout + done.stderr
     assert not checkout.calls()
 
 
@@ -332,11 +337,3 @@ def test_ci_runs_both_rows(checkout: Checkout, locked: int, newest: int, code: i
     assert done.returncode == code
     assert "row newest" in done.stderr and "row" not in done.stdout
     assert "<not gpu>" in checkout.calls()[-1]
-
-
-@pytest.mark.parametrize("script", ["run_all.sh", "run_tests.sh"])
-def test_help_needs_no_set_up(checkout: Checkout, script: str) -> None:
-    done = checkout.run(script, "--help")
-    assert done.returncode == 0
-    assert f"Usage: ./{script}" in done.stdout
-    assert checkout.calls() == []
