@@ -15,8 +15,7 @@ Concurrency = Literal["off", "auto"]
 """The values of the option `concurrency`."""
 
 CONCURRENCY: Concurrency = "auto"
-"""Its default, for compiled graphs, steps and callables. `tests/docs/test_default_concurrency.py` names the pages that
-say it."""
+"""Its default, for compiled graphs, steps and callables. `tests/docs/test_pages.py` names the pages that say it."""
 
 
 class Choice(StrEnum):

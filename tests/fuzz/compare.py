@@ -189,10 +189,6 @@ def _over_budget(plan: FeedPlan | None, options: Options) -> str | None:
         return None
     kept = sum(layout.size_bytes for group in plan.hoisted for layout in group.layouts)
     staged = sum(value.layout.size_bytes for value in plan.staged)
-    if kept > options.hoist_limit_bytes:
-        return f"{kept} bytes are kept, more than hoist_limit_bytes={options.hoist_limit_bytes}"
-    if staged > options.stage_limit_bytes:
-        return f"{staged} bytes are staged, more than stage_limit_bytes={options.stage_limit_bytes}"
-    if kept + staged > options.process_limit_bytes:
-        return f"{kept + staged} bytes stay, more than process_limit_bytes={options.process_limit_bytes}"
-    return None
+    used = {"hoist_limit_bytes": kept, "stage_limit_bytes": staged, "process_limit_bytes": kept + staged}
+    over = [f"{size} bytes, more than {limit}" for limit, size in used.items() if size > getattr(options, limit)]
+    return ", ".join(over) or None

@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from simulated_gpu.allocator import Workspaces
-    from simulated_gpu.compiler import CompiledOnCpu, FakeMaker
-    from simulated_gpu.runtime import CudaOnCpu
+
+def _simulation(module: str, name: str) -> Any:
+    """Return a fixture that yields what a generator of a module yields."""
+
+    @pytest.fixture
+    def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+        yield from getattr(importlib.import_module(f"simulated_gpu.{module}"), name)(monkeypatch)
+
+    return made
 
 
-@pytest.fixture
-def cuda_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
-    """Run `torch.cuda` on the simulated driver."""
-    from simulated_gpu.runtime import played_by_the_cpu
-
-    yield from played_by_the_cpu(monkeypatch)
-
-
-@pytest.fixture
-def compiled_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompiledOnCpu]:
-    """Compile whole programs for the simulated GPU."""
-    from simulated_gpu.compiler import simulated
-
-    yield from simulated(monkeypatch)
-
-
-@pytest.fixture
-def cuda_in_disguise(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMaker]:
-    """Have Inductor take CPU programs for CUDA ones, and yield what stands in for the maker of graphs."""
-    from simulated_gpu.compiler import in_disguise
-
-    yield from in_disguise(monkeypatch)
-
-
-@pytest.fixture
-def workspaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspaces]:
-    """Replace PyTorch's allocator and cuBLAS's workspaces."""
-    from simulated_gpu.allocator import replaced_workspaces
-
-    yield from replaced_workspaces(monkeypatch)
+cuda_on_cpu = _simulation("runtime", "played_by_the_cpu")
+compiled_on_cpu = _simulation("compiler", "simulated")
+cuda_in_disguise = _simulation("compiler", "in_disguise")
+workspaces = _simulation("allocator", "replaced_workspaces")
 
 
 @pytest.fixture

@@ -1,14 +1,23 @@
-"""The README is short, names only commands and pages that exist, and has the table of the recorded runs."""
+"""The README is short, names only commands and pages that exist, and has the table of the recorded runs.
+
+docs/architecture.md shows the packages that the code has, and pages say what the default of `concurrency` is.
+"""
 
 from __future__ import annotations
 
+import inspect
 import re
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import typer.main
 from recorded_runs import comparisons, joined
 
+import optimizations
+from optimizations.options import CONCURRENCY, Options
 from suite.cli.main import app
 from suite.measure.modes import MODES
 from suite.report import provenance, speedup_tables
@@ -18,6 +27,7 @@ from suite.report.published import load_published
 from suite.results.store import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+SCRIPT = REPOSITORY / "docs" / "draw_architecture.py"
 PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
 
 
@@ -52,3 +62,35 @@ def test_every_command_that_is_named_exists() -> None:
 def test_every_file_that_a_page_links_to_is_there(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not Path(page.parent, link).exists()] == []
+
+
+def test_architecture_is_up_to_date() -> None:
+    ran = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_architecture_is_short() -> None:
+    drawing = runpy.run_path(str(SCRIPT))
+    before, _, rest = drawing["PAGE"].read_text(encoding="utf-8").partition(drawing["BEGIN"])
+    assert len((before + rest.partition(drawing["END"])[2]).split()) <= 600
+
+
+SAID = {
+    "README.md": "side by side**: independent",
+    "docs/capture.md": '| `concurrency` | `"auto"` |',
+    "docs/callables.md": '| `concurrency` | `"auto"` |',
+    "docs/concurrency.md": '# the default is "auto"',
+    "CHANGELOG.md": 'on unless `options={"concurrency": "off"}`',
+}
+"""What each page says where it is "auto"."""
+
+
+@pytest.mark.parametrize("page", SAID)
+def test_page_says_what_the_default_is(page: str) -> None:
+    assert CONCURRENCY == "auto" and SAID[page] in (REPOSITORY / page).read_text(encoding="utf-8")
+
+
+def test_graphs_steps_and_callables_have_one_default() -> None:
+    assert Options().concurrency == CONCURRENCY
+    for function in (optimizations.graph_step, optimizations.graph_callables):
+        assert inspect.signature(function).parameters["concurrency"].default == CONCURRENCY
