@@ -19,7 +19,7 @@ files=(optimizations/torch_internals/test_stock_trees test_layers
     optimizations/torch_internals/test_identity_guard optimizations/test_imports
     optimizations/in_place/test_generated optimizations/test_options
     optimizations/trees/test_hook optimizations/trees/test_backend
-    optimizations/calls/test_binding optimizations/calls/test_unbound optimizations/trees/test_function
+    optimizations/calls/test_binding optimizations/trees/test_function
     optimizations/trees/test_node optimizations/trees/test_referenced_results optimizations/trees/test_fast_path
     optimizations/trees/test_fast_path_live_results optimizations/trees/test_managers
     optimizations/trees/test_not_launched

@@ -20,7 +20,7 @@ from optimizations.graph.plan import Choice
 from optimizations.in_place import budget
 from optimizations.trees import hook, manager, reasons, streams
 from optimizations.trees.containers import managers
-from tests.optimizations.trees.test_outliving_results import Outer
+from tests.optimizations.trees.test_referenced_results import Outer
 
 W = values(7)
 
