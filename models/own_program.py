@@ -42,6 +42,7 @@ SHAPE = (
     "return (module, args), (module, args, kwargs), (step, batches) for a training step, an nn.Module that has "
     "example_inputs(), or an object with these names"
 )
+NAMES = ("module", "args", "kwargs", "step", "batches")
 OPTIONS = ("loss", "tolerance", "dtype", "inputs")
 MOST_BATCHES = 8
 
@@ -170,7 +171,7 @@ def load(name: str) -> Callable[[], Made]:
         raise WrongProgram(f"{name!r} is a module that exists already; it must be a function that will {SHAPE}")
     if not callable(made):
         kind = type(made).__name__
-        raise WrongProgram(f"{name!r} is a {kind}, not callable; it must be a function that will {SHAPE}")
+        raise WrongProgram(f"{name!r} is of type {kind}, not callable; it must be a function that will {SHAPE}")
     if not _takes(made, 0):
         raise WrongProgram(f"{name!r} takes arguments; it must be a function without any that will {SHAPE}")
     return lambda: checked(name, made())
@@ -215,7 +216,10 @@ def checked(name: str, made: Any) -> Made:
                 f"{name!r} returned ({', '.join(type(each).__name__ for each in made)}); it must {SHAPE}"
             )
     given = made if isinstance(made, Mapping) else getattr(made, "__dict__", {})
-    values = {key: given.get(key, getattr(made, key, None)) for key in ("module", "args", "kwargs", "step", "batches")}
+    values = {key: given.get(key, getattr(made, key, None)) for key in NAMES}
+    if isinstance(made, Mapping) and (unknown := [key for key in made if key not in (*NAMES, *OPTIONS)]):
+        known = ", ".join((*NAMES, *OPTIONS))
+        raise WrongProgram(f"{name!r} returned a dict with {unknown[0]!r}, which is no name of these: {known}")
     options = {key: given.get(key, getattr(made, key, None)) for key in OPTIONS}
     if isinstance(made, nn.Module) or (values["step"] is None) == (values["module"] is None):
         raise WrongProgram(f"{name!r} returned {type(made).__name__}; it must {SHAPE}")

@@ -75,7 +75,7 @@ def report(
         say(f"nothing is recorded in {store.describe(store.RECORDED)}, so there is no report")
         return
     made = write_report(found, folder, figures, readme, micro, recorded=recorded)
-    print(f"{store.describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
+    print(f"{store.describe(made.html)}: {len(made.tables)} tables, {made.drawn} figures")
     # What is missing is in the report; a program that goes on by the exit code must not take it for results.
     raise typer.Exit(EXIT_OK if made.cells else EXIT_FINDING)
 

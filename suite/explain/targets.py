@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from models import registry
-from models.registry import Size, UnknownWorkload, Workload, is_program, is_sourced
+from models.registry import Size, is_program, is_sourced
 from suite.explain.records import Explanation
-from suite.results.errors import WrongUse
 from suite.results.schema import EXPLANATION_VERSION
 from suite.run.matrix import require_program_name, require_whole, select_workloads
 
@@ -57,21 +56,10 @@ def find_targets(
             require_program_name(name, variant, size)
             targets[Target(name, None, size)] = None
         else:
-            (workload, chosen), *_ = _workload(name, variant)
+            (workload, chosen), *_ = select_workloads([name], variant)
             require_whole(workload)
             targets[Target(workload.acronym, chosen, size)] = None
     return list(targets)
-
-
-def _workload(name: str, variant: str | None) -> list[tuple[Workload, str]]:
-    try:
-        return select_workloads([name], variant)
-    except WrongUse as error:
-        unknown = isinstance(error.__cause__, UnknownWorkload) and not is_sourced(name)
-        if not unknown or not all(part.isidentifier() for part in name.removesuffix(".py").split(".")):
-            raise
-        example = f"{name.removesuffix('.py')}:make"
-        raise WrongUse(f"{error}; a program of your own is named with its function: {example}") from error
 
 
 def unexplained(target: Target, error: str | None) -> Explanation:

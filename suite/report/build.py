@@ -35,12 +35,14 @@ Announce = Callable[[str], None]
 class Report:
     """Hold the files of a report, and the number of its rows.
 
-    `warning` is set for a smoke run, and for errors in a run's files.
+    `figures` are PNG files, `drawn` is the number of figures in the page. `warning` is set for a smoke run, and for
+    errors in a run's files.
     """
 
     html: Path
     tables: list[Path]
     figures: list[Path]
+    drawn: int
     cells: int
     warning: str | None
 
@@ -107,7 +109,7 @@ def build_report(
     tables = _write_tables(sections, out / "tables")
     html = out / "report.html"
     write_atomically(html, page)
-    return Report(html, tables, written, len(run.cells), "; ".join((*smoke, *run.remarks)) or None)
+    return Report(html, tables, written, len(figures), len(run.cells), "; ".join((*smoke, *run.remarks)) or None)
 
 
 def _counts(results: paper.Results, run: Run) -> str:

@@ -53,8 +53,12 @@ def _looked_up(find: Callable[[str], _T], name: str) -> _T:
     try:
         return find(name)
     except UnknownWorkload as error:
-        elsewhere = registry.is_sourced(name) or registry.is_set(name)
-        raise WrongUse(f"{error}{'' if elsewhere else ' (`encore list` shows all)'}") from error
+        if registry.is_sourced(name) or registry.is_set(name):
+            raise WrongUse(str(error)) from error
+        module = name.removesuffix(".py")
+        may_be_own = all(part.isidentifier() for part in module.split("."))
+        own = f"; a program of your own is named with its function: {module}:make" if may_be_own else ""
+        raise WrongUse(f"{error} (`encore list` shows all){own}") from error
 
 
 def split_names(names: Sequence[str], degrees: Sequence[int], workload_set: str | None) -> list[str]:

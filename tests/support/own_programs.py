@@ -82,6 +82,10 @@ def with_unknown_dtype() -> Any:
     return {"module": Net(), "args": (torch.randn(1, 32),), "dtype": "int3"}
 
 
+def with_unknown_name() -> Any:
+    return {"module": Net(), "args": (torch.randn(1, 32),), "tolerence": 1e-3}
+
+
 def with_no_batch() -> Any:
     return (lambda batch: batch), []
 

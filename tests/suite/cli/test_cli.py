@@ -157,7 +157,11 @@ def test_env_shows_the_record_of_a_run() -> None:
         (("explain", "xlnet-i@tp2"), ("XLNET-I@tp2 is split over 2 GPUs", "XLNET-I@tp1")),
         (("explain", "MMX"), ("unknown workload 'MMX'", "MMC")),
         (("explain", "MMC", "--variant", "newest"), ("unknown variant 'newest'", "published, current")),
-        *((("explain", name), ("with its function: my_model:make\n",)) for name in ("my_model", "my_model.py")),
+        *(
+            ((command, name), ("with its function: my_model:make\n",))
+            for command in ("run", "explain")
+            for name in ("my_model", "my_model.py")
+        ),
         *(((command, "x:"), ("'x:' is not a module:callable",)) for command in ("run", "explain")),
         (("explain", "mine:make", "--variant", "published"), ("mine:make", "leave them out")),
         (("explain", "MMC", "mine:make", "--size", "tiny"), ("mine:make", "leave them out")),

@@ -38,7 +38,7 @@ def test_names_are_found_in_any_case_and_once() -> None:
         ("no_such_module:make", "no module 'no_such_module'; run from the folder"),
         ("broken_program:make", "importing broken_program failed: No module named 'no_such_dependency'"),
         ("explain_programs:mask_atribute", "no 'mask_atribute'; did you mean mask_attribute"),
-        ("explain_programs:not_callable", "is a int, not callable"),
+        ("explain_programs:not_callable", "is of type int, not callable"),
         ("explain_programs:returns_a_number", "returned int; it must return"),
         ("explain_programs:ready_made", "exists already"),
     ],

@@ -50,6 +50,7 @@ def test_report_names_its_written_files(both):
     assert all(path.is_file() and path.stat().st_size > 0 for path in (report.html, *report.tables, *report.figures))
     written = {path for path in report.html.parent.rglob("*") if path.is_file()}
     assert written == {report.html, *report.tables, *report.figures}
+    assert report.drawn == len(report.figures) == report.html.read_text().count("<svg")
 
 
 def test_page_loads_nothing(both):

@@ -98,6 +98,7 @@ def test_step_receives_the_batches() -> None:
     [
         ("returns_a_number", ("returned int", "(step, batches)")),
         ("with_unknown_dtype", ("'int3'", "amp-bf16")),
+        ("with_unknown_name", ("'tolerence'", "tolerance")),
         ("with_no_batch", ("batches is empty",)),
     ],
 )
