@@ -29,8 +29,8 @@ from optimizations.capture.device import Device
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.side_by_side import RacedGraph
 from optimizations.capture.signature import OTHER_RESULT, alias_pattern, flatten, replaced, tensor_key
+from optimizations.capture.step.audit import Operation, first_difference
 from optimizations.capture.step.observer import Observer, StepRefused, storage
-from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.recording import FREED_MEANWHILE
 from optimizations.capture.step.tensor_marks import TensorMarks, Writes, storages
 from optimizations.torch_internals.autograd_graph import depending_on

@@ -21,11 +21,17 @@ from optimizations.capture.callables.arguments import Options, Sample
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.signature import PLAIN, flatten, parts, replaced
+from optimizations.capture.step.audit import Operation
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import SETS_UP, Observer, StepRefused, storage
-from optimizations.capture.step.observing import CHANGES_ARGUMENT, changed_itself, contents, observed
-from optimizations.capture.step.operations import Operation
-from optimizations.capture.step.random_states import RandomStates, drawn_on_the_host
+from optimizations.capture.step.observing import (
+    CHANGES_ARGUMENT,
+    RandomStates,
+    changed_itself,
+    contents,
+    drawn_on_the_host,
+    observed,
+)
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.graph.memory import memory_of
 from optimizations.report.steps import Refusal

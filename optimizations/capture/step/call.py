@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from optimizations.capture.signature import alias_pattern, copies, flatten, named_arguments, parts, refused_tensor
+from optimizations.capture.signature import alias_pattern, flatten, named_arguments, parts, refused_tensor
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import storage
@@ -119,12 +119,6 @@ def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> Refusal |
     for name, tensor in zip(call.labels, call.tensors, strict=False):
         if (refusal := refused_tensor(name, tensor, holds)) is not None:
             return refusal
-    for name, value in named_arguments(call.args, call.kwargs):
-        if not copies(value):
-            return Refusal(
-                f"{name} is a {type(value).__qualname__}, or holds one, of which no copy can be made",
-                "pass a dict, a list or a dataclass",
-            )
     state = call.state
     if any(gradient is not None and gradient.layout is not torch.strided for gradient in call.before):
         return SPARSE

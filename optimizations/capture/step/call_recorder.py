@@ -23,6 +23,7 @@ from optimizations.capture.device import Device
 from optimizations.capture.side_by_side import NotLaunched
 from optimizations.capture.signature import exact, named_arguments, signature
 from optimizations.capture.static_loader import Fetches
+from optimizations.capture.step.audit import changed, difference
 from optimizations.capture.step.call import (
     DDP_WARM_UP,
     Call,
@@ -32,19 +33,16 @@ from optimizations.capture.step.call import (
     refused_iterators,
 )
 from optimizations.capture.step.changes import Changes, argument_names, named, plain_numbers
-from optimizations.capture.step.failed_captures import cause, do_all, is_programs_own, why
 from optimizations.capture.step.gradients import gradients, held, pattern, put
 from optimizations.capture.step.host_state import HostState, hooks_of
 from optimizations.capture.step.kept_recordings import KeptRecordings
 from optimizations.capture.step.learning_rates import RATE, LearningRates
 from optimizations.capture.step.observer import Observer, StepDiffers
-from optimizations.capture.step.observing import observe
-from optimizations.capture.step.operations import changed, difference
+from optimizations.capture.step.observing import RandomStates, observe
 from optimizations.capture.step.options import StepOptions
 from optimizations.capture.step.progress import OBSERVED, PATIENCE, Plan, Progress
-from optimizations.capture.step.random_states import RandomStates
 from optimizations.capture.step.reach import of_argument, reach
-from optimizations.capture.step.recording import Recording, capture
+from optimizations.capture.step.recording import Recording, capture, cause, do_all, is_programs_own, why
 from optimizations.capture.step.surroundings import alone, ambient, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal, StepReport
@@ -209,7 +207,6 @@ class CallRecorder:
             self._plan.by_kind.clear()  # these values distinguish no calls any more
         for recording in self.recordings.of(key):  # containers may have been replaced by equal ones
             if recording.fits(tensors, state):
-                self.recordings.comes_first(recording)
                 return self._replay_or_audit(recording, args, kwargs, tensors)
         self._plan.forget_gone()
         moved = self.recordings.drop_unusable(key, state)

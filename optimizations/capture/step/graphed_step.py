@@ -12,8 +12,7 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -28,7 +27,7 @@ from optimizations.options import CONCURRENCY, Concurrency
 from optimizations.report.steps import StepReport
 from optimizations.weak_registry import WeakRegistry
 
-_is_compiling, _this_thread = torch.compiler.is_compiling, threading.get_ident
+_is_compiling = torch.compiler.is_compiling
 
 _steps: WeakRegistry[GraphedStep] = WeakRegistry()
 
@@ -44,7 +43,6 @@ class GraphedStep:
         bound = isinstance(step, (types.MethodType, staticmethod)) or not hasattr(type(step), "__get__")
         self._no_method = bound or getattr(step, "_no_method", False)
         self._lock = threading.Lock()
-        self._thread: int | None = None
         self._recorder = CallRecorder(step, device, self._options)
         _steps.add(self)
 
@@ -66,11 +64,7 @@ class GraphedStep:
         if _is_compiling() or inside.step or self._lock.locked():
             return self._step(*args, **kwargs)  # part of another step, or in another thread at the same time
         with self._lock:  # after `acquire()` an interrupt would leave it locked
-            try:
-                self._thread = _this_thread()
-                return self._recorder.call(args, kwargs)
-            finally:
-                self._thread = None
+            return self._recorder.call(args, kwargs)
 
     def report(self) -> StepReport:
         """Return a report of all calls so far."""
@@ -80,38 +74,31 @@ class GraphedStep:
         """Free the graphs and their memory. Later calls run eagerly.
 
         Raises:
-            RuntimeError: it is called by the step itself.
+            RuntimeError: the step runs.
         """
-        with self._alone("close"):
+        self._require_idle("close")
+        with self._lock:
             self._recorder.close()
 
     def reset(self) -> None:
         """Free the graphs and their memory, and begin from the first call.
 
         Raises:
-            RuntimeError: it is called by the step itself.
+            RuntimeError: the step runs.
         """
-        with self._alone("reset"):
+        self._require_idle("reset")
+        with self._lock:
             self._recorder.close()
             self._recorder = CallRecorder(self._step, self._recorder.device, self._options)
 
-    @contextmanager
-    def _alone(self, name: str) -> Iterator[None]:
-        """Lock out calls of the step in the block. A finalizer that closes the step inside it is refused.
+    def _require_idle(self, name: str) -> None:
+        """Check that the step does not run, before its graphs are freed by the function of this `name`.
 
         Raises:
-            RuntimeError: the step itself calls the function of this `name`.
+            RuntimeError: it runs.
         """
-        if self._thread == _this_thread():
-            raise RuntimeError(
-                f"{name}() was called by the step {self._recorder.name()} itself; call it after the step"
-            )
-        with self._lock:
-            self._thread = _this_thread()
-            try:
-                yield
-            finally:
-                self._thread = None
+        if self._lock.locked():
+            raise RuntimeError(f"{name}() was called while {self._recorder.name()} runs; call it after the step")
 
 
 def release_steps() -> None:

@@ -39,8 +39,6 @@ class KeptRecordings:
         self.dropped = self.little_used = 0
         self.spoiled: list[Any] = []
         self._freed_replays = 0
-        self._last: Recording | None = None
-        self._replays_then: dict[int, int] = {}
         self._device: Device | None = None
 
     def of(self, key: Hashable) -> Sequence[Recording]:
@@ -62,12 +60,8 @@ class KeptRecordings:
         """Store a recording, and try it first."""
         self._device = device
         self.tried.insert(0, recording)
-        self._last, self._replays_then = recording, {id(one): one.replays for one in self.tried}
-
-    def comes_first(self, recording: Recording) -> None:
-        """Try this recording first from now on."""
-        self.tried.remove(recording)
-        self.tried.insert(0, recording)
+        for one in self.tried:
+            one.replays_then = one.replays
 
     def drop_unusable(self, key_now: Hashable, state: HostState) -> list[str]:
         """Free recordings that can never be used again, and return the names of what was replaced.
@@ -97,9 +91,9 @@ class KeptRecordings:
 
         An example is the recording for an old learning rate. If all recordings are used alternately, none is freed.
         """
-        if self._last is None or self._last.replays < LONG_IN_USE:
+        if self.tried[0].replays < LONG_IN_USE:
             return False
-        idle = [one for one in reversed(self.tried) if self._replays_then.get(id(one)) == one.replays]
+        idle = [one for one in reversed(self.tried) if one.replays_then == one.replays]
         self.drop(idle[:1])
         return bool(idle)
 
@@ -117,8 +111,6 @@ class KeptRecordings:
         self.tried = [one for one in self.tried if one not in dropped]
         if dropped and self._device is not None:
             self._device.wait()
-        if self._last in dropped:
-            self._last = None
         for recording in dropped:
             self.dropped += 1
             self.little_used += recording.replays < WORTH

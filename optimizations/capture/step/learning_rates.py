@@ -31,31 +31,22 @@ def made_for_graphs(group: dict[str, Any]) -> bool:
 
 @dataclass(slots=True, eq=False)
 class _Rate:
-    """Record the learning rate of one parameter group, for which a tensor stands.
+    """Record the learning rate of one parameter group.
 
     Attributes:
-        tensor: replaces the number, which changed.
-        seen: the number that was last written into the tensor; None if unknown.
+        seen: the number that was last seen or, if there is a tensor, written into it; None if unknown.
+        tensor: replaces the number, once it changed.
     """
 
-    optimizer: weakref.ref[torch.optim.Optimizer]
-    index: int
-    tensor: torch.Tensor
     seen: Any
-
-    def group(self) -> dict[str, Any] | None:
-        """Return the parameter group; None if it no longer exists."""
-        optimizer = self.optimizer()
-        groups = [] if optimizer is None else optimizer.param_groups
-        return groups[self.index] if self.index < len(groups) else None
+    tensor: torch.Tensor | None = None
 
 
 class LearningRates:
     """Store the learning rates of a step's optimizers, by the indices of their groups."""
 
     def __init__(self) -> None:
-        self._seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[int, Any]] = weakref.WeakKeyDictionary()
-        self._standing: list[_Rate] = []
+        self._rates: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[int, _Rate]] = weakref.WeakKeyDictionary()
 
     @property
     def patched(self) -> int:
@@ -64,30 +55,38 @@ class LearningRates:
 
     def _groups(self) -> list[tuple[_Rate, dict[str, Any], torch.Tensor]]:
         """Return the rates with tensors, for groups that still exist."""
-        found = [(one, one.group(), one.tensor) for one in self._standing]
-        return [(one, group, tensor) for one, group, tensor in found if group is not None]
+        return [
+            (rates[index], group, tensor)
+            for optimizer, rates in self._rates.items()
+            for index, group in enumerate(optimizer.param_groups)
+            if index in rates and (tensor := rates[index].tensor) is not None
+        ]
 
     def changed(self, optimizers: Iterable[torch.optim.Optimizer], *, numbers_only: bool) -> bool:
         """Record the rates of these optimizers. Return whether the set of rates with tensors changed.
 
         `numbers_only`: the step may read rates itself, so that no tensor may replace one.
         """
-        standing = [] if numbers_only else [*self._standing]
+        standing, changed = self._groups(), False
+        if numbers_only:
+            for one, _, _ in standing:
+                one.tensor, changed = None, True
+        replaced = [] if numbers_only else [group for _, group, _ in standing]
         for optimizer in optimizers:
-            seen = self._seen.setdefault(optimizer, {})
+            rates = self._rates.setdefault(optimizer, {})
             for index, group in enumerate(optimizer.param_groups):
                 number = group.get(RATE)
                 # An optimizer and its wrapper share a group.
-                if not isinstance(number, Real) or any(other.group() is group for other in standing):
+                if not isinstance(number, Real) or any(other is group for other in replaced):
                     continue
-                before, seen[index] = seen.get(index, number), number
+                one = rates.setdefault(index, _Rate(number))
+                before, one.seen = one.seen, number
                 devices = {parameter.device for parameter in group["params"]}
                 if number != before and made_for_graphs(group) and len(devices) == 1 and not numbers_only:
                     with torch.inference_mode(False):  # calls in other modes write it as well
-                        tensor = torch.full((), float(number), dtype=torch.float32, device=devices.pop())
-                    standing.append(_Rate(weakref.ref(optimizer), index, tensor, number))
-        changed = len(standing) != len(self._standing)
-        self._standing = standing
+                        one.tensor = torch.full((), float(number), dtype=torch.float32, device=devices.pop())
+                    replaced.append(group)
+                    changed = True
         return changed
 
     def stands_for(self, group: Any, key: Any) -> bool:
@@ -95,23 +94,12 @@ class LearningRates:
         return key == RATE and any(one is group for _, one, _ in self._groups())
 
     def write(self) -> None:
-        """Write changed numbers into their tensors, in stream order.
-
-        If the program assigned its own tensor, which may be written at any time, it is copied in each call.
-        """
+        """Write changed numbers into their tensors, in stream order. A tensor that the program assigned is read."""
         for one, group, tensor in self._groups():
-            rate = group[RATE]
-            if isinstance(rate, torch.Tensor):
-                one.seen = None
-                tensor.copy_(rate.detach().reshape(()))
-            elif rate != one.seen:
+            if (rate := float(group[RATE])) != one.seen:
                 one.seen = None  # until it is written: a call may end in between
-                tensor.fill_(float(rate))
+                tensor.fill_(rate)
                 one.seen = rate
-
-    def storages(self) -> frozenset[int]:
-        """Return the storage addresses of the tensors."""
-        return frozenset(tensor.untyped_storage().data_ptr() for _, _, tensor in self._groups())
 
     @contextlib.contextmanager
     def as_tensors(self) -> Iterator[None]:
@@ -127,5 +115,5 @@ class LearningRates:
                 now: Any = group.get(RATE)
                 if now is tensor and tensor._version == version:
                     group[RATE] = number
-                elif isinstance(now, torch.Tensor):  # the step set another rate, which the observer refuses
+                elif isinstance(now, torch.Tensor):  # the step set another rate; from then on its code has the key
                     group[RATE], one.seen = float(now), None

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.step.operations import Operation, short
+from optimizations.capture.step.audit import Operation, short
 from optimizations.capture.step.source_lines import (
     ADVICE_ON_CTC,
     advice_by_caller,
@@ -67,7 +67,6 @@ class Observer(torch_internals.TorchDispatchMode):
         in_region: whether autocast may cache casts of earlier calls, which no graph may read.
         compiling: whether PyTorch is compiling at the moment.
         set_up: whether something was compiled, or kernels were timed, so that the call does not count.
-        rates: storages of tensors that replace learning rates, which are numbers in the program.
         log: records what adds nodes to the graph during a capture; None without a capture.
         before_write: is called with each tensor that an operator is about to write.
         structure: the structure of the results, after an eager call.
@@ -93,7 +92,6 @@ class Observer(torch_internals.TorchDispatchMode):
         self._known = known
         self._unseen = 0
         self.log: LaunchLog | None = None
-        self.rates: frozenset[int] = frozenset()
         self.in_region = _inside_autocast()
         self.forbids, self.as_captured = forbid, as_captured
         self.queries_capture = self.queries_random_state = False
@@ -225,8 +223,6 @@ class Observer(torch_internals.TorchDispatchMode):
                     "draws random numbers from a generator of its own",
                     "draw from the default one (without `generator=`), which torch.manual_seed seeds",
                 )
-        if self.rates and not self.rates.isdisjoint(map(storage, _written(func, args, kwargs))):
-            self.refuse("changes the learning rate of an optimizer", "change it after the step")
         if on_gpu and (name in _HOST_READS or torch.Tag.data_dependent_output in tags):
             self.refuse(
                 "reads a value of the GPU on the host (`.item()`, `float()`, `print` or `if` of a tensor)",

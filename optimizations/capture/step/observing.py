@@ -1,34 +1,32 @@
-"""Run a call eagerly and observe whether a graph could repeat it."""
+"""Run a call eagerly and observe whether a graph could repeat it.
+
+A graph draws random numbers on the GPU, but none on the host. So the states of generators are compared.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import random
+import sys
+import types
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from optimizations.capture.device import Device
-from optimizations.capture.signature import copies, flatten
+from optimizations.capture.signature import flatten
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.forbidden_calls import noticed, watched
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, storage
-from optimizations.capture.step.random_states import RandomStates, drawn_on_the_host
+from optimizations.capture.step.source_lines import line_with
 from optimizations.capture.step.surroundings import ambient
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal
 
-NO_COPY = Refusal(
-    "returns an object of a class of which no copy can be made, and each launch would return one",
-    "return a dict, a list or a dataclass",
-)
-GRADIENT_OF_A_RESULT = Refusal(
-    "returns a tensor that has a gradient (`.grad`), and a result of a graph has none",
-    "return the gradient itself (`x.grad`), and the tensor detached",
-)
 RETURNS_DRAWS = Refusal(
     "draws random numbers on the host, and returns a CPU tensor, which may hold them",
     "draw them after the step, or on the GPU",
@@ -65,7 +63,7 @@ def observe(
         draws_unused: the caller declared that random numbers drawn on the host have no effect (`host_draws="unused"`).
     """
     state = call.state
-    observer = new_observer(device, call, call.tensors, rates, forbid=False, as_captured=as_captured)
+    observer = new_observer(device, call, call.tensors, forbid=False, as_captured=as_captured)
     random, settings = RandomStates(device), ambient()
     arguments = dict(zip(call.labels, call.tensors, strict=False))
     marks = TensorMarks({**state.tensors, **call.named_gradients(), **arguments})
@@ -90,12 +88,6 @@ def observe(
         findings += [drawn_on_the_host(name, state.code) for name in drawn]
     findings += map(changed_itself, marks.changed())
     findings += random.refusals(observer) if observer.draws else []
-    if not copies(returned):
-        findings.append(NO_COPY)
-    there_before = set(map(id, [*call.tensors, *state.tensors.values()]))
-    made = (one for one in results if id(one) not in there_before)
-    if any(one.grad is not None for one in made if one.is_leaf or one.retains_grad):
-        findings.append(GRADIENT_OF_A_RESULT)
     replaced = [new is not old for old, new in zip(call.before, after, strict=True)]
     if not (observer.in_backward or any(replaced)) and any(tensor.grad_fn is not None for tensor in results):
         findings.append(NO_BACKWARD)
@@ -108,13 +100,9 @@ def observe(
     return returned, observer
 
 
-def new_observer(
-    device: Device, call: Call, batch: Sequence[torch.Tensor], rates: LearningRates, **settings: Any
-) -> Observer:
+def new_observer(device: Device, call: Call, batch: Sequence[torch.Tensor], **settings: Any) -> Observer:
     """Return an observer of a call with this batch. `settings` are those of `Observer`."""
-    observer = Observer(device.holds, call.known(batch), keeps_workspace=device.streams.keeps_workspace, **settings)
-    observer.rates = rates.storages()
-    return observer
+    return Observer(device.holds, call.known(batch), keeps_workspace=device.streams.keeps_workspace, **settings)
 
 
 @contextlib.contextmanager
@@ -163,3 +151,77 @@ def _moved_tensors(observer: Observer, call: Call, of_gradients: set[int], seen:
         if address and address not in known and address not in seen:
             yield Refusal("reads a tensor that changes on every call", "pass it as an argument of the step", line)
             return
+
+
+CHECKPOINT_DRAWS = Refusal(
+    "keeps the GPU's random state to draw the same numbers again, as torch.utils.checkpoint does for recomputation",
+    "use torch.compile for the checkpointed part, or pass preserve_rng_state=False if it draws no random numbers",
+)
+RESEEDS = Refusal(
+    "seeds a generator of random numbers, or sets its state",
+    "do so before the step: a graph would not repeat it, and would continue its sequence of random numbers",
+)
+
+
+class RandomStates:
+    """Record the states of the default generators of PyTorch, Python and NumPy."""
+
+    def __init__(self, device: Device) -> None:
+        self._generator = device.default_generator()
+        self._before = self._generator.get_state()
+        of_host: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+            "random": (random.getstate, random.setstate)
+        }
+        if (numpy := sys.modules.get("numpy")) is not None:
+            of_host["numpy.random"] = numpy.random.get_state, numpy.random.set_state
+        if device.has_own_random:  # else the CPU simulates the GPU
+            of_host["torch's CPU generator"] = torch.get_rng_state, torch.set_rng_state
+        self._on_host = [(name, read, write, read()) for name, (read, write) in of_host.items()]
+
+    def drawn_on_host(self) -> list[str]:
+        """Return the program's names of the generators of the host whose state changed."""
+        return [name for name, read, _, state in self._on_host if not _equal(read(), state)]
+
+    def drawn_on_gpu(self, observer: Observer) -> bool:
+        """Return whether the call drew random numbers on the GPU."""
+        return observer.draws or not torch.equal(self._before, self._generator.get_state())
+
+    def refusals(self, observer: Observer) -> list[Refusal]:
+        """Return a refusal of a call that drew on the GPU, if a launch would draw different numbers.
+
+        Either the seed changed, which is the first eight bytes of a state, or the generator drew and still has its
+        state.
+        """
+        if observer.queries_random_state:
+            return [CHECKPOINT_DRAWS]
+        before, now = self._before, self._generator.get_state()
+        reseeds = not torch.equal(now[:8], before[:8]) or (observer.draws_by_default and torch.equal(now, before))
+        return [RESEEDS] if reseeds else []
+
+    def restore(self) -> None:
+        """Restore the recorded states."""
+        # Setting even the same state makes the next recurrent layer of cuDNN draw its dropout from another seed.
+        if not torch.equal(self._before, self._generator.get_state()):
+            self._generator.set_state(self._before)
+        for _, read, write, state in self._on_host:
+            if not _equal(read(), state):
+                write(state)
+
+
+def drawn_on_the_host(generator: str, code: Sequence[types.CodeType], what: str = "step") -> Refusal:
+    """Return the refusal for random numbers from a host generator. `what` names the function, which reaches `code`."""
+    return Refusal(
+        f"draws random numbers on the host ({generator})",
+        f"draw them before the {what} and pass them as arguments, or draw them on the GPU; if they decide nothing, as "
+        "those of LayerDrop at rate 0, say so with host_draws='unused'",
+        line_with(code, generator),
+    )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Return whether two states are equal. They may contain arrays, tensors and tuples."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if hasattr(one, "tolist"):
+        one, other = one.tolist(), other.tolist()
+    return bool(one == other)

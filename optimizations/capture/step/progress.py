@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from optimizations.capture.signature import OTHER_RESULT, is_gone
+from optimizations.capture.step.audit import first_difference
 from optimizations.capture.step.observer import SETS_UP, Observer
-from optimizations.capture.step.operations import first_difference
 from optimizations.report.steps import Refusal
 
 OBSERVED = 2

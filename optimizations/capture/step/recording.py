@@ -1,4 +1,8 @@
-"""Capture one call, and check the conditions for launching its graph."""
+"""Capture one call, check the conditions for launching its graph, and say why a capture failed.
+
+A result is in the memory of the graph, and the next launch overwrites it. So it is copied out, with one fused copy for
+each dtype.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +16,35 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.device import Device
-from optimizations.capture.inputs import CopiedInputs
+from optimizations.capture.inputs import CopiedInputs, copy_all, is_plain
 from optimizations.capture.side_by_side import NotLaunched, report_of, side_by_side
 from optimizations.capture.signature import OTHER_RESULT, describe, flatten, replaced, without_objects
-from optimizations.capture.step.audit import Audits
+from optimizations.capture.step.audit import Audits, Operation, first_difference
 from optimizations.capture.step.call import Arguments, Call
 from optimizations.capture.step.gradients import Gradients, Use, bytes_for_gradients, carves, gradients, memory
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, StepRefused, storage
-from optimizations.capture.step.observing import CHANGES_ARGUMENT, changed_itself, contents, new_observer, observed
-from optimizations.capture.step.operations import Operation, first_difference
+from optimizations.capture.step.observing import (
+    CHANGES_ARGUMENT,
+    CHECKPOINT_DRAWS,
+    changed_itself,
+    contents,
+    new_observer,
+    observed,
+)
 from optimizations.capture.step.options import StepOptions
-from optimizations.capture.step.outputs import Outputs
 from optimizations.capture.step.progress import Progress
-from optimizations.capture.step.random_states import CHECKPOINT_DRAWS
+from optimizations.capture.step.source_lines import line_of
 from optimizations.capture.step.tensor_marks import TensorMarks, Writes, storages
 from optimizations.capture.step.watch import Watch
 from optimizations.concurrency.branches import Branches
 from optimizations.concurrency.launch_log import MADE_OF_OTHERS, LaunchLog
-from optimizations.graph.memory import size_bytes
+from optimizations.graph.memory import overlaps, size_bytes
 from optimizations.options import Concurrency
 from optimizations.report.steps import RecordedStep, Refusal
 from optimizations.torch_internals.generated_modules import loaded_modules
+from optimizations.torch_internals.geometry import is_lazy_view
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +60,7 @@ class Recording:
         pool_bytes: growth of the pool by its capture.
         arguments: the structure and metadata of the arguments that it can be replayed with.
         race: of branches against the chain, or why there is none.
+        replays_then: number of replays when the latest recording was made.
         key: the signature, settings and `key=` of the calls that it is for; `key_value` is the last of these.
     """
 
@@ -71,6 +82,7 @@ class Recording:
     race: Branches | str
     key: tuple[Hashable, ...] = (None,)
     replays: int = 0
+    replays_then: int = 0
     record_s: float = 0.0
 
     def report(self) -> RecordedStep:
@@ -185,7 +197,7 @@ def capture(
     args, kwargs = replaced(call.args, stand_ins), replaced(call.kwargs, stand_ins)
     given = contents(args, kwargs)
     pool_before = device.pool_bytes(pool)
-    observer = new_observer(device, call, placeholders, rates, forbid=True, as_captured=progress.as_captured)
+    observer = new_observer(device, call, placeholders, forbid=True, as_captured=progress.as_captured)
     room = bytes_for_gradients(call.parameters, call.before, call.state.optimizers.values(), seen.makes_gradients)
     with rates.as_tensors(), _no_casts_of_the_graph_kept():
         snapshot = call.state.snapshot()
@@ -372,3 +384,102 @@ def _writes_into(label: str, placeholder: torch.Tensor) -> Refusal:
         f"{'may write' if placeholder.is_inference() else 'writes'} into {label}, of which a graph has a copy",
         "write into a copy (`clone()`), or keep what is written in an attribute or a buffer",
     )
+
+
+def cause(error: BaseException) -> BaseException:
+    """Return the first exception of a capture: ending the capture may raise a second one because of it."""
+    while isinstance(error, torch.AcceleratorError) and error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+HELD_NODES = Refusal(
+    "goes on with what autograd keeps of a call on the default stream: a loss or another result of a call before the "
+    "step's own is still held with its graph",
+    "detach() what is kept of earlier calls, or make the step before the first backward",
+)
+"""The nodes that add to gradients belong to the stream they were first used on, as long as a result refers to them."""
+
+
+def is_programs_own(error: Exception) -> bool:
+    """Return whether the program itself may have raised this, so that it would do so uncaptured as well."""
+    return not isinstance(error, (StepRefused, torch.OutOfMemoryError))
+
+
+def why(error: Exception) -> Refusal:
+    """Return the refusal for an exception of a capture."""
+    if isinstance(error, StepRefused):
+        return error.refusal
+    if isinstance(error, torch.OutOfMemoryError):
+        return Refusal(
+            "needs more memory for its capture than is free",
+            "make the batch smaller, or call zero_grad() at the end of the step and not at its beginning",
+        )
+    text = str(error).strip().split("\n")[0][:300]
+    if "legacy stream depend on a capturing" in text:
+        return HELD_NODES
+    return Refusal(
+        f"could not be captured ({type(error).__name__}: {text})",
+        "compute it outside of the step, or make graphs of the modules with graph_callables; see docs/capture.md for "
+        "what a graph cannot hold",
+        line_of(error),
+    )
+
+
+def do_all(actions: list[Callable[[], Any]]) -> None:
+    """Run all actions. An action that is interrupted is run again from its beginning.
+
+    Raises:
+        KeyboardInterrupt: an action was interrupted. It is raised after the last action.
+    """
+    try:
+        while actions:
+            actions[0]()
+            del actions[0]
+    except KeyboardInterrupt:
+        do_all(actions)
+        raise
+
+
+_LAYOUT = Refusal(
+    "returns a tensor that is no plain one: its elements share memory, or it is sparse, quantized, a lazy conjugate or "
+    "of a class of its own",
+    "return a plain copy of it: `contiguous()`, `to_dense()`, `dequantize()`, `resolve_conj()`, `resolve_neg()`",
+)
+
+
+class Outputs:
+    """Copy results out of the graph's memory. `copied` are the different tensors among the results of the recording.
+
+    Raises:
+        StepRefused: a result cannot be copied as it is.
+    """
+
+    def __init__(self, returned: Any) -> None:
+        tensors: list[torch.Tensor] = []
+        flatten(returned, tensors)
+        if not all(_is_plain(tensor) and not overlaps(tensor) for tensor in tensors):
+            raise StepRefused(_LAYOUT)
+        self._nest = returned if not tensors else replaced(returned, iter([tensor.detach() for tensor in tensors]))
+        made = {id(tensor): tensor.detach() for tensor in tensors}
+        self.copied, places = list(made.values()), {key: place for place, key in enumerate(made)}
+        self._plan = [places[id(tensor)] for tensor in tensors]
+        self._single = len(tensors) == 1 and tensors[0] is returned
+
+    def prepare(self) -> list[torch.Tensor]:
+        """Allocate tensors for the next launch's results, before the launch, because this may run out of memory."""
+        return [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device) for one in self.copied]
+
+    def copy_out(self, fresh: list[torch.Tensor]) -> None:
+        """Copy results to `fresh`, directly after the launch, before gradients are published."""
+        if self.copied:
+            copy_all(fresh, self.copied)
+
+    def take(self, fresh: list[torch.Tensor]) -> Any:
+        """Return the results of a call, after `copy_out` to `fresh`."""
+        return fresh[0] if self._single else replaced(self._nest, (fresh[place] for place in self._plan))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is strided and dense, without lazy conjugation, negation or quantization."""
+    return is_plain(tensor) and not (is_lazy_view(tensor) or tensor.is_quantized)

@@ -15,7 +15,7 @@ from optimizations.calls.turns import wait_for_stream
 from optimizations.capture import device
 from optimizations.capture.device import Device
 from optimizations.capture.side_stream import ATTEMPTS, SideStreams
-from optimizations.capture.step.random_states import RandomStates
+from optimizations.capture.step.observing import RandomStates
 
 
 def products(simulated: Workspaces, streams: SideStreams) -> list[Block]:

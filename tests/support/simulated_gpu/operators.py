@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from optimizations import torch_internals
 from optimizations.capture import inputs
 from optimizations.capture.device import Device
-from optimizations.capture.step import outputs
+from optimizations.capture.step import recording
 from optimizations.concurrency.branches import Branches
 from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.graph.records import CapturedGraph, Edge, MemoryRange
@@ -374,6 +374,6 @@ def copies_outside_of_graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(targets))
         stock(targets, sources)
 
-    for module in (inputs, outputs):
+    for module in (inputs, recording):
         monkeypatch.setattr(module, "copy_all", copy_all)
     return found

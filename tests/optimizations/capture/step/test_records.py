@@ -23,10 +23,10 @@ from optimizations import torch_internals
 from optimizations.capture.device import any_word_in
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import copies, exact, parts, refused_tensor, replaced, signature
+from optimizations.capture.step.audit import Operation, first_difference
 from optimizations.capture.step.forbidden_calls import watched
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import Observer, draws, has_own_state, storage
-from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.recording import given_to_kernels
 from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.graph.records import CapturedGraph, KernelNode, MemoryRange, OtherNode, Parameter

@@ -314,7 +314,7 @@ def test_interrupted_step_releases_its_lock(closes: bool) -> None:
         moments += 1
         replays = graphed.report().replays
         assert torch.equal(graphed(x), x * 2) and graphed.report().replays == replays + 1, where
-    assert moments >= 3
+    assert moments >= 2
     (graphed.close if closes else graphed.reset)()
 
 
@@ -463,7 +463,7 @@ def test_running_step_cannot_free_its_own_graphs(name: str) -> None:
         getattr(held["step"], name)()
 
     held["step"] = GraphedStep(step, device=CpuDevice())
-    with pytest.raises(RuntimeError, match=rf"{name}\(\) was called by the step .* itself; call it after the step"):
+    with pytest.raises(RuntimeError, match=rf"{name}\(\) was called while .* runs; call it after the step"):
         held["step"](*batches("cpu", 1)[0])
     getattr(held["step"], name)()
 
