@@ -13,12 +13,10 @@ from optimizations.capture.callables.installed import as_it_is, is_graphed
 from optimizations.capture.device import Device
 from optimizations.capture.signature import copies, flatten, refused_tensor
 from optimizations.capture.step.call import is_fully_sharded, refused_iterators, refused_sources
-from optimizations.capture.step.host_state import MODULE_HOOKS, HostState
+from optimizations.capture.step.host_state import MODULE_HOOKS, HostState, of_argument, reach
 from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.options import HOST_DRAWS, require_one_of
-from optimizations.capture.step.reach import of_argument, reach
-from optimizations.capture.step.source_lines import last_word
-from optimizations.capture.step.user_code import all_names, with_inner
+from optimizations.capture.step.user_code import all_names, last_word, with_inner
 from optimizations.options import Concurrency
 from optimizations.report.steps import Refusal
 

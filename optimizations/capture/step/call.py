@@ -17,8 +17,8 @@ from optimizations.capture.signature import alias_pattern, flatten, named_argume
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import storage
-from optimizations.capture.step.source_lines import line_with
 from optimizations.capture.step.surroundings import ambient
+from optimizations.capture.step.user_code import line_with
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.geometry import same_metadata
 

@@ -34,14 +34,13 @@ from optimizations.capture.step.call import (
 )
 from optimizations.capture.step.changes import Changes, argument_names, named, plain_numbers
 from optimizations.capture.step.gradients import gradients, held, pattern, put
-from optimizations.capture.step.host_state import HostState, hooks_of
+from optimizations.capture.step.host_state import HostState, hooks_of, of_argument, reach
 from optimizations.capture.step.kept_recordings import KeptRecordings
 from optimizations.capture.step.learning_rates import RATE, LearningRates
 from optimizations.capture.step.observer import Observer, StepDiffers
 from optimizations.capture.step.observing import RandomStates, observe
 from optimizations.capture.step.options import StepOptions
 from optimizations.capture.step.progress import OBSERVED, PATIENCE, Plan, Progress
-from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.recording import Recording, capture, cause, do_all, is_programs_own, why
 from optimizations.capture.step.surroundings import alone, ambient, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks

@@ -14,8 +14,16 @@ from typing import Any
 
 from optimizations.capture.signature import PLAIN, exact, parts
 from optimizations.capture.step.host_state import CELL, Container, HostState
-from optimizations.capture.step.source_lines import STEPS, last_word, line_with
-from optimizations.capture.step.user_code import ENCORE, all_names, functions_of, is_users_file, with_inner
+from optimizations.capture.step.user_code import (
+    ENCORE,
+    STEPS,
+    all_names,
+    functions_of,
+    is_users_file,
+    last_word,
+    line_with,
+    with_inner,
+)
 from optimizations.capture.step.watch import SIZE, Ignore, Value, compared, is_dropped, is_of_module
 from optimizations.report.steps import Refusal
 

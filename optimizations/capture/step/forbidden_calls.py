@@ -34,7 +34,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers
-from optimizations.capture.step.source_lines import called_from
+from optimizations.capture.step.user_code import called_from
 from optimizations.torch_internals import replaced_attribute
 
 _WAIT = "a graph is waited for after its launch: wait after the step"

@@ -24,7 +24,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.step.audit import Operation, short
-from optimizations.capture.step.source_lines import (
+from optimizations.capture.step.user_code import (
     ADVICE_ON_CTC,
     advice_by_caller,
     called_by_the_compiler,

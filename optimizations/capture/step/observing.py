@@ -22,9 +22,9 @@ from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, storage
-from optimizations.capture.step.source_lines import line_with
 from optimizations.capture.step.surroundings import ambient
 from optimizations.capture.step.tensor_marks import TensorMarks
+from optimizations.capture.step.user_code import line_with
 from optimizations.report.steps import Refusal
 
 RETURNS_DRAWS = Refusal(

@@ -35,8 +35,8 @@ from optimizations.capture.step.observing import (
 )
 from optimizations.capture.step.options import StepOptions
 from optimizations.capture.step.progress import Progress
-from optimizations.capture.step.source_lines import line_of
 from optimizations.capture.step.tensor_marks import TensorMarks, Writes, storages
+from optimizations.capture.step.user_code import line_of
 from optimizations.capture.step.watch import Watch
 from optimizations.concurrency.branches import Branches
 from optimizations.concurrency.launch_log import MADE_OF_OTHERS, LaunchLog

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import linecache
+import re
 import sys
 import sysconfig
+import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +119,126 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
     except (AttributeError, TypeError):
         return None
     return found if isinstance(found, dict) else None
+
+
+BINDS = r"\b[^=]*=(?!=)"
+GROWS = r"\b[^.]*\.(append|extend|insert|add|update|pop|popleft|appendleft|remove|clear)\("
+STEPS = r"\.step\("
+
+
+def last_word(path: str) -> str:
+    """Return the last name in a path: "metrics" of `trainer.metrics[0]`."""
+    words = re.findall(r"[^\W\d]\w*", path.split(" (")[0])
+    return words[-1] if words else ""
+
+
+def line_with(codes: Iterable[types.CodeType], path: str, then: str = r"\b") -> str | None:
+    """Return "file:number in function" of the first line of code with the last name in a path followed by `then`.
+
+    Return None if the source is not available or has no such line.
+    """
+    if not (word := last_word(path)):
+        return None
+    wanted = re.compile(rf"\b{re.escape(word)}{then}")
+    for code in (inner for one in codes for inner in with_inner(one)):
+        source = linecache.getlines(code.co_filename)
+        for number in sorted({line for _, _, line in code.co_lines() if line and line <= len(source)}):
+            text = source[number - 1]
+            if wanted.search(text) and not text.lstrip().startswith(("def ", "@")):
+                return _place(code, number)
+    return None
+
+
+def current_line() -> str | None:
+    """Return "path:number in function" of the innermost frame that is neither Encore's nor a library's, or None.
+
+    If a library other than PyTorch is in between, its innermost frame is named too.
+    """
+    through = ""
+    for frame in _frames():
+        path = frame.f_code.co_filename
+        if _is_users(frame):
+            return f"{_place(frame.f_code, frame.f_lineno)}{through}"
+        if not through and "-packages/" in path and "/torch/" not in path and not path.startswith(ENCORE):
+            through = f", through {path.split('-packages/')[-1]}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return None
+
+
+ADVICE_ON_CTC = "make graphs of the model alone (graph_callables), and compute this loss after it"
+_ADVICE = {
+    "/torch/amp/grad_scaler.py": "make the optimizer with fused=True, which skips steps on the GPU; read the scale "
+    "after the step",
+    "/torch/optim/swa_utils.py": "call update_parameters after the step",
+    "/torch/nn/utils/clip_grad.py": "leave error_if_nonfinite off and look at the returned norm after the step",
+    "/torch/nn/modules/batchnorm.py": "give the batch normalisation a number as momentum",
+    "/torch/nn/modules/transformer.py:_detect_is_causal_mask:": "say whether the masks are causal, so that the "
+    "transformer does not look into them (is_causal=, or src_is_causal= and tgt_is_causal=)",
+    "/torch/optim/lr_scheduler.py": "call the scheduler after the step",
+    "/torch/nn/functional.py:ctc_loss:": ADVICE_ON_CTC,
+    "/torch_geometric/utils/loop.py:": "make the layer with add_self_loops=False and give it a graph that has its "
+    "loops, or with cached=True where its graph stays the same",
+    "/torch_geometric/utils/_scatter.py:": "say how many rows there are (size= of a pool, dim_size=)",
+    "/torch_geometric/utils/num_nodes.py:": "say how many nodes there are (num_nodes=)",
+    "/torch/optim/": "make the optimizer with capturable=True or fused=True, or use one that takes one of these, such "
+    "as AdamW; its learning rate may be a number or a tensor on the GPU",
+}
+"""Advice by a part of "path:function" of PyTorch's or a library's code. The first that fits is given."""
+
+
+def advice_by_caller() -> str | None:
+    """Return advice if a known part of PyTorch or of a library runs an operation that cannot be captured."""
+    for frame in itertools.takewhile(lambda one: not _is_users(one), _frames()):
+        for part, advice in _ADVICE.items():
+            if part in f"{frame.f_code.co_filename}:{frame.f_code.co_name}:":
+                return advice
+    return None
+
+
+_TUNERS = (
+    "/torch/_inductor/runtime/",
+    "/torch/_inductor/select_algorithm.py",
+    "/torch/_inductor/autotune_process.py",
+    "/triton/testing.py",
+    "/triton/runtime/autotuner.py",
+    "/triton/compiler/",
+)
+"""Files that compile and time kernels in the first run that needs them."""
+
+
+def called_by_the_compiler() -> bool:
+    """Return whether PyTorch's or Triton's compiler itself is running, and not code that it generated."""
+    return called_from(*_TUNERS)
+
+
+def called_from(*parts: str) -> bool:
+    """Return whether a file with one of these parts in its path is called by the program's or generated code."""
+    between = itertools.takewhile(lambda frame: not _is_outside(frame.f_code.co_filename), _frames())
+    return any(part in frame.f_code.co_filename for frame in between for part in parts)
+
+
+def line_of(error: BaseException) -> str | None:
+    """Return the innermost line of the program in an exception's traceback, or None."""
+    frames = (one for one in traceback.walk_tb(error.__traceback__) if _is_users(one[0]))
+    return next((_place(frame.f_code, number) for frame, number in reversed([*frames])), None)
+
+
+def _place(code: types.CodeType, number: int) -> str:
+    return f"{code.co_filename}:{number} in {code.co_name}"
+
+
+def _frames() -> Iterator[types.FrameType]:
+    """Yield the current frames, the innermost first."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_users(frame: types.FrameType) -> bool:
+    """Return whether a frame runs the program's own code. Inductor's code may be in any cache folder."""
+    generated = str(frame.f_globals.get("__name__", "")).startswith("torch._inductor.")
+    return _is_outside(frame.f_code.co_filename) and not generated
+
+
+def _is_outside(path: str) -> bool:
+    return is_users_file(path) and not path.startswith("<")

@@ -22,8 +22,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.signature import PLAIN, exact
-from optimizations.capture.step.host_state import MODULE_HOOKS, Container, Hooks, HostState
-from optimizations.capture.step.reach import LONG, is_own
+from optimizations.capture.step.host_state import LONG, MODULE_HOOKS, Container, Hooks, HostState, is_own
 from optimizations.capture.step.tensor_marks import Metadata
 from optimizations.torch_internals.held_values import Held, HeldValues
 

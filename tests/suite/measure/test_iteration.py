@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_workloads import instance_of
 
-from optimizations.capture.step.reach import reach
+from optimizations.capture.step.host_state import reach
 from suite.measure.iteration import callable_for, full_precision, iteration, set_numerics
 from suite.measure.modes import MODES, Mode
 

@@ -20,7 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from optimizations.capture.callables.graph_callables import GraphedCallables
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import StepRefused
-from optimizations.capture.step.source_lines import _TUNERS
+from optimizations.capture.step.user_code import _TUNERS
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 

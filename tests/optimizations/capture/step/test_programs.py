@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from optimizations.capture.step.call import DDP_WARM_UP
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.capture.step.reach import reach
+from optimizations.capture.step.host_state import reach
 from optimizations.capture.step.watch import Watch
 
 

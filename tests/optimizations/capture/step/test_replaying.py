@@ -25,8 +25,7 @@ from optimizations.capture.signature import replaced, signature
 from optimizations.capture.step import call_recorder
 from optimizations.capture.step.call import Arguments
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.capture.step.host_state import Hooks
-from optimizations.capture.step.reach import LONG
+from optimizations.capture.step.host_state import LONG, Hooks
 from optimizations.torch_internals import dictionary_writes, held_values
 from optimizations.torch_internals.held_values import Held, HeldValues
 
