@@ -29,10 +29,9 @@ from optimizations.capture.callables.slot import RESULT_HELD, Slot
 from optimizations.capture.callables.warm_up import Variant
 from optimizations.capture.device import Device
 from optimizations.capture.side_by_side import report_of
-from optimizations.capture.step.call import Arguments
+from optimizations.capture.step.call import Arguments, watched_by_others
 from optimizations.capture.step.changes import MOST_NAMES
 from optimizations.capture.step.host_state import MODULE_HOOKS
-from optimizations.capture.step.surroundings import watched_by_others
 from optimizations.capture.step.watch import Watch
 from optimizations.options import CONCURRENCY, Concurrency
 from optimizations.report.steps import CallableReport

@@ -27,10 +27,13 @@ from optimizations.capture.step.audit import changed, difference
 from optimizations.capture.step.call import (
     DDP_WARM_UP,
     Call,
+    alone,
+    ambient,
     call_of,
     is_distributed,
     refused_call,
     refused_iterators,
+    watched_by_others,
 )
 from optimizations.capture.step.changes import Changes, argument_names, named, plain_numbers
 from optimizations.capture.step.gradients import gradients, held, pattern, put
@@ -42,7 +45,6 @@ from optimizations.capture.step.observing import RandomStates, observe
 from optimizations.capture.step.options import StepOptions
 from optimizations.capture.step.progress import OBSERVED, PATIENCE, Plan, Progress
 from optimizations.capture.step.recording import Recording, capture, cause, do_all, is_programs_own, why
-from optimizations.capture.step.surroundings import alone, ambient, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal, StepReport
 

@@ -20,9 +20,9 @@ import torch
 
 from optimizations.capture.device import Device
 from optimizations.capture.step.audit import CheckEvery
+from optimizations.capture.step.call import inside
 from optimizations.capture.step.call_recorder import CallRecorder
 from optimizations.capture.step.options import DEFAULT_LIMIT, StepOptions
-from optimizations.capture.step.surroundings import inside
 from optimizations.options import CONCURRENCY, Concurrency
 from optimizations.report.steps import StepReport
 from optimizations.weak_registry import WeakRegistry

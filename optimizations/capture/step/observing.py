@@ -16,13 +16,12 @@ import torch
 
 from optimizations.capture.device import Device
 from optimizations.capture.signature import flatten
-from optimizations.capture.step.call import Call
+from optimizations.capture.step.call import Call, ambient
 from optimizations.capture.step.forbidden_calls import noticed, watched
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, storage
-from optimizations.capture.step.surroundings import ambient
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.user_code import line_with
 from optimizations.report.steps import Refusal
