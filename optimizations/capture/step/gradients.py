@@ -39,7 +39,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import itertools
 import operator
 import sys
 import weakref
@@ -58,10 +57,6 @@ from optimizations.graph.records import MemoryRange
 from optimizations.report.steps import Refusal, StepRefused
 from optimizations.torch_internals.geometry import is_lazy_view, same_gradients
 
-TURNS = 8
-"""With many gradients, all but Python's references to each are counted once in this number of launches."""
-MANY = 64
-"""Least number of gradients that are counted in turn."""
 SMALL = 1 << 20
 """Bytes. PyTorch's allocator has separate segments for blocks up to this size."""
 _ALIGNMENT = 512
@@ -125,11 +120,13 @@ class _Owned:
     """Refer to a gradient for all recordings that know it. Note [Gradients that the program references].
 
     Attributes:
+        cell: address of the storage in C++.
         others: number of gradients, made together with it, in the same storage.
     """
 
     tensor: torch.Tensor
     storage: torch.UntypedStorage
+    cell: int
     others: int
 
 
@@ -145,7 +142,7 @@ def own(gradients: Iterable[torch.Tensor | None]) -> dict[int, _Owned]:
     for key, one in by_id.items():
         if found[key] is None:
             storage = one.untyped_storage()
-            _owned[key] = found[key] = _Owned(one, storage, sharing[storage._cdata] - 1)
+            _owned[key] = found[key] = _Owned(one, storage, storage._cdata, sharing[storage._cdata] - 1)
     return cast("dict[int, _Owned]", found)
 
 
@@ -154,20 +151,13 @@ def storage_counts(cells: Sequence[int]) -> list[int]:
     return list(map(torch_internals.storage_use_count, cells))
 
 
-def _counts(owned: Sequence[_Owned]) -> list[tuple[int, int, int]]:
-    """Return for each what Python and C++ hold of the tensor, and what holds its storage."""
-    of_tensors = [torch_internals.tensor_use_count(one.tensor) for one in owned]
-    of_storages = storage_counts([one.storage._cdata for one in owned])
-    return list(zip(_references_to(owned), of_tensors, of_storages, strict=True))
-
-
-def _references_to(owned: Sequence[_Owned]) -> list[int]:
-    """Return Python's references to each tensor."""
-    return [sys.getrefcount(one.tensor) for one in owned]
+def _counts(owned: Sequence[_Owned]) -> tuple[list[int], list[int]]:
+    """Return Python's references to each tensor, and all references to its storage."""
+    return [sys.getrefcount(one.tensor) for one in owned], storage_counts([one.cell for one in owned])
 
 
 @functools.cache
-def _counts_when(is_bound: bool) -> tuple[int, int, int]:
+def _counts_when(is_bound: bool) -> tuple[int, int]:
     """Return the counts of a gradient that only Encore and, if `is_bound`, a `.grad` reference."""
     with torch.inference_mode(False):
         parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))
@@ -175,8 +165,8 @@ def _counts_when(is_bound: bool) -> tuple[int, int, int]:
         owned = _of_grad(parameter)
         if not is_bound:
             parameter.grad = None
-        (counts,) = _counts([owned])
-        return counts
+        (of_tensor,), (of_storage,) = _counts([owned])
+        return of_tensor, of_storage
 
 
 def _of_grad(parameter: torch.Tensor) -> _Owned:
@@ -185,16 +175,16 @@ def _of_grad(parameter: torch.Tensor) -> _Owned:
     return found
 
 
-def _expected(one: _Owned, is_bound: bool) -> tuple[int, int, int]:
+def _expected(one: _Owned, is_bound: bool) -> tuple[int, int]:
     """Return the counts of a gradient that only Encore and, if `is_bound`, a `.grad` reference."""
-    of_object, of_tensor, of_storage = _counts_when(is_bound)
-    return of_object, of_tensor, of_storage + one.others
+    of_tensor, of_storage = _counts_when(is_bound)
+    return of_tensor, of_storage + one.others
 
 
 def _referenced(owned: Sequence[_Owned], bound: Collection[int]) -> list[_Owned]:
     """Return those that the program references. Each one whose id is in `bound` is in one `.grad`."""
-    counts = zip(owned, _counts(owned), strict=True)
-    return [one for one, now in counts if now != _expected(one, id(one.tensor) in bound)]
+    counts = zip(owned, *_counts(owned), strict=True)
+    return [one for one, *now in counts if tuple(now) != _expected(one, id(one.tensor) in bound)]
 
 
 class Gradients:
@@ -240,9 +230,8 @@ class Gradients:
         # What it made, and the name of the parameter by the id of each.
         self._of_mine = {id(one): names[index] for index in changed if (one := after[index]) is not None and made(one)}
         self._mine = [owned[key] for key in self._of_mine]
-        turns = TURNS if len(self._mine) >= MANY else 1
-        parts = [self._mine[turn::turns] for turn in range(turns)]
-        self._parts = itertools.cycle([(part, [_expected(one, True) for one in part]) for part in parts])
+        expected = [_expected(one, True) for one in self._mine]
+        self._expected = [of_tensor for of_tensor, _ in expected], [of_storage for _, of_storage in expected]
         triples = list(zip(before, after, uses, strict=True))
         # Gradients as a launch leaves them; and whether the next launch may begin with these.
         left = [None if use is Use.LEFT_ALONE else id(new) for _, new, use in triples]
@@ -261,7 +250,7 @@ class Gradients:
 
     def lost(self) -> bool:
         """Return whether a gradient has other memory, or one that the graph reads has other metadata."""
-        if any(one.tensor.untyped_storage()._cdata != one.storage._cdata for one in self._mine):
+        if any(one.tensor.untyped_storage()._cdata != one.cell for one in self._mine):
             return True
         tensors = [one.tensor for one in self._needed.values()]
         same = torch_internals.data_ptrs_equal(tensors, self._addresses, list(range(len(tensors))))
@@ -299,7 +288,9 @@ class Gradients:
 
         `fit` compared the gradients of this call.
         """
-        if not (self._is_published and self._only_encore_refers()) and (name := self.made_and_held()) is not None:
+        # Mostly each gradient that the recording made is referenced by one `.grad` and by Encore only.
+        only_encores = self._is_published and _counts(self._mine) == self._expected
+        if not only_encores and (name := self.made_and_held()) is not None:
             return name
         for index in () if self._in_place else self._moved():
             pair = _of_grad(self.parameters[index]), self._needed[index]
@@ -311,13 +302,6 @@ class Gradients:
         """Return a parameter whose gradient the recording made and the program references."""
         bound = set(map(id, gradients(self.parameters)))
         return next((self._of_mine[id(one.tensor)] for one in _referenced(self._mine, bound)), None)
-
-    def _only_encore_refers(self) -> bool:
-        """Return whether each gradient that the recording made is referenced by one `.grad` and by Encore only."""
-        part, expected = next(self._parts)
-        if len(part) < len(self._mine) and _references_to(self._mine).count(expected[0][0]) < len(self._mine):
-            return False
-        return _counts(part) == expected
 
     def load(self) -> None:
         """Copy gradients to the addresses that the graph reads, before a launch."""
