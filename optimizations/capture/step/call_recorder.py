@@ -14,6 +14,7 @@ import functools
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -80,7 +81,6 @@ class CallRecorder:
         self._refusals: list[Refusal] = []
         self._findings: dict[Key, int] = {}
         self._calls = self._eager = 0
-        self._concurrency = options.concurrency
         self._observes = False
         self._key_value: Hashable = None
 
@@ -97,7 +97,7 @@ class CallRecorder:
             try:
                 return self._call(args, kwargs)
             except NotLaunched:  # nothing was done yet: record without branches
-                self._concurrency = "off"
+                self._options = replace(self._options, concurrency="off")
                 self.recordings.drop_all()
                 return self._call(args, kwargs)
         finally:
@@ -354,7 +354,6 @@ class CallRecorder:
                     self._rates,
                     progress,
                     self._options,
-                    concurrency=self._concurrency,
                     marks=marks,
                     dropped=self._changes.dropped,
                 )

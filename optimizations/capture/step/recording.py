@@ -41,7 +41,6 @@ from optimizations.capture.step.watch import Watch
 from optimizations.concurrency.branches import Branches
 from optimizations.concurrency.launch_log import MADE_OF_OTHERS, LaunchLog
 from optimizations.graph.memory import overlaps, size_bytes
-from optimizations.options import Concurrency
 from optimizations.report.steps import RecordedStep, Refusal
 from optimizations.torch_internals.generated_modules import loaded_modules
 from optimizations.torch_internals.geometry import is_lazy_view
@@ -172,14 +171,12 @@ def capture(
     progress: Progress,
     options: StepOptions,
     *,
-    concurrency: Concurrency,
     marks: TensorMarks,
     dropped: set[str],
 ) -> Recording:
     """Capture the call into `graph`. Python runs, but no work of the GPU is executed.
 
     Args:
-        concurrency: the option, or "off" after edges of a recording could not be restored.
         marks: of the tensors that the step reaches and of the earlier gradients, made before the call.
         dropped: names of entries that are not compared.
 
@@ -201,7 +198,8 @@ def capture(
     room = bytes_for_gradients(call.parameters, call.before, call.state.optimizers.values(), seen.makes_gradients)
     with rates.as_tensors(), _no_casts_of_the_graph_kept():
         snapshot = call.state.snapshot()
-        observer.log = log = device.launch_log(notes_memory=concurrency == "auto")
+        branches = options.concurrency == "auto"
+        observer.log = log = device.launch_log(notes_memory=branches)
         with device.capturing(graph, pool), log.noting(*loaded_modules(), operators=False):
             if not pool_before and carves(os.environ):
                 device.make_room(room)
@@ -269,7 +267,7 @@ def capture(
         trace=observer.operations,
         progress=progress,
         audits=Audits(options.check_every),
-        race=side_by_side(device, graph, pool, log if concurrency == "auto" else None),
+        race=side_by_side(device, graph, pool, log if branches else None),
         signature=describe(call.tensors),
         pool_bytes=pool_bytes - pool_before,
     )

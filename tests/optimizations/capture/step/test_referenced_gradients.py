@@ -221,25 +221,6 @@ def test_other_recording_keeps_referenced_gradient(is_freed: bool) -> None:
         assert torch.equal(kept, then)
 
 
-@pytest.mark.filterwarnings("ignore:.*runs some of its calls without a CUDA graph")
-def test_referenced_gradient_among_many_is_found_at_once() -> None:
-    """Storages of many gradients are counted in turn, and the tensors before each launch."""
-    mine = Training("set to None")
-    mine.model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(40)])
-    step = GraphedStep(mine.step, device=CpuDevice(), check_every=None)
-    *first, last = batches("cpu", 7)
-    for batch in first:
-        step(*batch)
-    for index in (0, 1):
-        kept, then = mine.gradients()[index], mine.gradients()[index].clone()
-        replays = step.report().replays
-        step(*last)
-        assert torch.equal(kept, then) and step.report().replays == replays
-        del kept
-        step(*last)
-        assert step.report().replays == replays + 1
-
-
 def test_versions_of_unwritten_gradients_are_unchanged() -> None:
     mine = Training("set to None")
     apart = torch.nn.Parameter(torch.ones(3))
