@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 import torch.fx
-from simulated_gpu.placement import fake_cuda, graphs_of
+from simulated_gpu.placement import fake_cuda, graphs_of, traced
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -368,11 +368,9 @@ def test_cpu_attention_stays_where_the_graph_chooses_its_kernel() -> None:
             scores = functional.scaled_dot_product_attention(heads, heads, heads)
         return x * scores.to(x.device)
 
-    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
     heads = torch.ones(1, 1, 2, 3)
     for chosen in (True, False):
-        ((graph_module, inputs),) = graphs_of(program, fake_cuda(heads, mode), heads, chosen, mode=mode)
-        placement = place(graph_module, inputs)
+        placement = traced(program, heads, heads, chosen, on_cpu=(1, 2)).placement
         assert placement.report.before == (() if chosen else ("scores",))
         assert chosen is any("a kernel that the graph chooses" in left.reason for left in placement.report.left)
 
