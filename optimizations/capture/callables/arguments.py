@@ -57,17 +57,15 @@ def listed(callables: Any) -> list[Callable[..., Any]]:
     found = list(callables) if isinstance(callables, (list, tuple, torch.nn.ModuleList)) else [callables]
     if not found:
         raise ValueError("graph_callables needs at least one module or function")
-    first: dict[int, int] = {}
+    if len(set(map(id, found))) < len(found):
+        raise ValueError(
+            "a callable is given twice: give each once, and its number in `order` as often as it is called"
+        )
     for number, one in enumerate(found, start=1):
         if not callable(one) or isinstance(one, torch.nn.ModuleList):
             raise TypeError(f"graph_callables needs modules and functions, not {type(one).__name__}")
         if is_graphed(one):
             raise ValueError("a module has graphs of an earlier graph_callables: call close() on that first")
-        if first.setdefault(id(one), number) != number:
-            raise ValueError(
-                f"callable {number} is callable {first[id(one)]} again: give each once, and its number in `order` as "
-                "often as it is called"
-            )
         with naming(number):
             if (refusal := _refused_module(one)) is not None:
                 raise StepRefused(refusal)

@@ -223,7 +223,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"device": None},
         "the sample arguments are on no GPU; put them, and the modules",
     ),
-    "a module twice": ({"callables": [nn.ReLU()] * 2}, "callable 2 is callable 1 again: give each once"),
+    "a module twice": ({"callables": [nn.ReLU()] * 2}, "a callable is given twice: give each once"),
     "a number as callable": ({"callables": [3]}, "graph_callables needs modules and functions, not int"),
     "a list of layers": (
         {"callables": [nn.ModuleList()]},
