@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,25 +23,6 @@ _OF_MODULES = (
 _OF_OPTIMIZERS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """Hold what autograd recorded of a function.
-
-    `leaves`: tensors that accumulate gradients. `older`: whether the graph continues to tensors from before the
-    function. `saved`: addresses of the storages that its backward reads, if requested, except those that saved-tensor
-    hooks (checkpoints) replace.
-    """
-
-    leaves: tuple[torch.Tensor, ...]
-    older: bool
-    saved: frozenset[int]
-
-
-def number(node: Any) -> int:
-    """Return the sequence number of an autograd node; nodes of leaves have the highest number."""
-    return int(node._sequence_nr())
-
-
 def is_of_leaf(node: Any) -> bool:
     """Return whether an autograd node accumulates the gradient of a leaf, its `variable`. A custom function may have a
     `variable` too, but has next functions."""
@@ -58,14 +38,18 @@ def _reached(nodes: Iterable[Any], since: int = 0) -> Iterator[Any]:
             continue
         seen.add(node)
         yield node
-        if number(node) >= since:
+        if node._sequence_nr() >= since:  # that of leaves is the highest
             waiting += [before for before, _ in node.next_functions]
 
 
-def recorded_of(outputs: Sequence[torch.Tensor], since: int, *, saved_too: bool) -> Recorded:
-    """Return the autograd graph of these results of a function that began at `since` (`next_sequence_number`).
+def recorded_of(outputs: Sequence[torch.Tensor], since: int) -> tuple[list[torch.Tensor], bool, set[int]]:
+    """Read what autograd recorded of a function that began at `since` (`next_sequence_number`) and returned `outputs`.
 
-    With `saved_too` the addresses of saved tensors are included. Tensors of checkpoints are not recomputed for it.
+    Tensors of checkpoints are not recomputed for it.
+
+    Returns:
+        The tensors that accumulate gradients; whether the graph continues to tensors from before the function; the
+        addresses of the storages that its backward reads, except those that saved-tensor hooks (checkpoints) replace.
     """
     leaves = {id(one): one for one in outputs if one.grad_fn is None and one.requires_grad}
     saved: set[int] = set()
@@ -73,21 +57,21 @@ def recorded_of(outputs: Sequence[torch.Tensor], since: int, *, saved_too: bool)
     for node in _reached((output.grad_fn for output in outputs), since):
         if is_of_leaf(node):
             leaves[id(node.variable)] = node.variable
-        elif number(node) < since:
+        elif node._sequence_nr() < since:
             older = True
-        elif saved_too:
+        else:
             with torch_internals.disable_current_modes():  # some do not take saved numbers
                 saved |= set(_saved_by(node))
-    return Recorded(tuple(leaves.values()), older, frozenset(saved))
+    return list(leaves.values()), older, saved
 
 
 def depending_on(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[frozenset[int]]:
     """Return for each leaf the indices of the outputs whose backward reaches it."""
-    found: dict[int, set[int]] = {}
-    for index, output in enumerate(outputs):
-        for leaf in recorded_of([output], 0, saved_too=False).leaves:
-            found.setdefault(id(leaf), set()).add(index)
-    return [frozenset(found.get(id(leaf), ())) for leaf in leaves]
+    reached = [
+        {id(output), *(id(node.variable) for node in _reached([output.grad_fn]) if is_of_leaf(node))}
+        for output in outputs
+    ]
+    return [frozenset(index for index, found in enumerate(reached) if id(leaf) in found) for leaf in leaves]
 
 
 def leads_to_hooks(node: Any) -> bool:

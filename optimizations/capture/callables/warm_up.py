@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,7 +69,7 @@ class Variant:
     options: Options
     parameters: list[torch.Tensor] = field(default_factory=list)
     leaves: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
-    saved: frozenset[int] = frozenset()
+    saved: Collection[int] = ()
     saved_results: Sequence[int] = ()
     structure: Hashable = None
     forward: Sequence[Operation] = ()
@@ -164,22 +164,22 @@ def _run_once(variant: Variant, observer: Observer) -> Iterator[Refusal]:
     if not outputs:
         return
     with observer.unseen():
-        recorded = recorded_of(outputs, since, saved_too=True)
+        leaves, is_older, variant.saved = recorded_of(outputs, since)
         tangents = [torch.zeros_like(output) for output in outputs]
-    if recorded.older:
+    if is_older:
         yield OLDER
         return
     lasting = [
         *map(id, variant.state.parameters()),
         *(id(leaf) for one in variant.leaves if (leaf := one()) is not None),
     ]
-    parameters = [leaf for leaf in distinct(recorded.leaves, inputs) if id(leaf) in lasting]
-    variant.leaves, variant.saved = list(map(weakref.ref, recorded.leaves)), recorded.saved
+    parameters = [leaf for leaf in distinct(leaves, inputs) if id(leaf) in lasting]
+    variant.leaves = list(map(weakref.ref, leaves))
     # Autograd treats results that overlap as separate tensors: a write into one is not in the other's gradient.
     pairs = itertools.combinations([one for one in outputs if storage(one)], 2)
     shared = {id(one) for pair in pairs if memory_of(pair[0]).overlaps(memory_of(pair[1])) for one in pair}
     variant.saved_results = [
-        index for index, one in enumerate(results) if id(one) in shared or storage(one) in recorded.saved
+        index for index, one in enumerate(results) if id(one) in shared or storage(one) in variant.saved
     ]
     found = gradients_of(outputs, inputs, parameters, tangents)
     # As in eager, hooks of parameters without a gradient must not be called.
