@@ -118,13 +118,26 @@ class Container:
             return dict.get(held, key)
         return held[key] if key < len(held) else None
 
+    def put(self, key: Any, value: Any) -> None:
+        """Set the value of an entry. An attribute of a class is that of the base class that defines it."""
+        held = self.held
+        if not self.has_attributes:
+            held[key] = value
+        elif isinstance(held, type):
+            type.__setattr__(next((one for one in held.__mro__ if key in vars(one)), held), key, value)
+        else:
+            object.__setattr__(held, key, value)
+
     def restore(self, content: Content) -> None:
-        """Restore the entries from a shallow copy, in place. A named one that was added stays."""
+        """Restore the entries from a shallow copy, in place."""
         held = self.held
         if self.names is not None:
+            now = self.content()
             for key, value in content.items():
-                if self.get(key) is not value:
-                    setattr(held, key, value) if self.has_attributes else held.update({key: value})
+                if now.pop(key, _ABSENT) is not value:
+                    self.put(key, value)
+            for key in now:
+                object.__delattr__(held, key) if self.has_attributes else held.pop(key)
             return
         held.clear()
         if isinstance(held, (list, collections.deque)):

@@ -260,6 +260,46 @@ def test_interrupted_capture_restores_the_state() -> None:
     assert made.calls == []
 
 
+class Kept:
+    flag = 0
+
+
+class Derived(Kept):
+    pass
+
+
+class InASlot:
+    __slots__ = ("flag",)
+
+    def __init__(self) -> None:
+        self.flag = 0
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("kept", [Kept(), Derived, InASlot()], ids=["attribute", "base class", "slot"])
+def test_failed_capture_restores_a_value_that_it_changed(kept: Any) -> None:
+    """The call that runs in its place begins with the value from before."""
+    fails, begins = array.array("i", [0]), array.array("i", [0])
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        begins[0] = kept.flag
+        owner = Kept if isinstance(kept, type) else kept
+        owner.flag = 1
+        if fails[0]:
+            fails[0] = 0
+            raise torch.OutOfMemoryError("no memory")
+        found = x * 2
+        owner.flag = 0
+        return found
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for index in range(5):
+        fails[0] = index == 3
+        assert torch.equal(graphed(torch.ones(2)), torch.full((2,), 2.0))
+        assert begins[0] == kept.flag == Kept.flag == 0
+    assert "flag" not in vars(Derived) and len(graphed.report().refusals) == 1
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "error"),
     [(CpuDevice, "give_back", KeyboardInterrupt), (CpuGraph, "replay", torch.OutOfMemoryError)],
