@@ -40,7 +40,8 @@ class Run:
     """Hold a run as the report shows it, or several joined (`suite.report.runs`): cells by workload, in order of modes.
 
     `missing` are the planned (workload, mode) pairs without a row. `remarks` are errors in its files. `parts` are the
-    joined runs, oldest first, each with its cells; `environment` is then that of the newest.
+    joined runs, oldest first, each with its cells; `environment` is then that of the newest. `of_variants` are the
+    published programs' cells of those runs from which the rows of their variants are.
     """
 
     environment: Environment
@@ -48,6 +49,7 @@ class Run:
     missing: tuple[tuple[str, str], ...] = ()
     parts: tuple[Run, ...] = ()
     remarks: tuple[str, ...] = ()
+    of_variants: tuple[Cell, ...] = ()
 
     @property
     def device(self) -> str:
@@ -215,7 +217,13 @@ def join_runs(runs: Sequence[Run]) -> Run:
     missing = dict.fromkeys(pair for run in runs for pair in run.missing if pair[0] not in measured)
     cells = sorted((cell for part in parts for cell in part.cells), key=cell_order)
     remarks = tuple(remark for run in runs for remark in run.remarks)
-    return Run(runs[-1].environment, tuple(cells), tuple(missing), parts, remarks)
+    of_variants = tuple(
+        cell
+        for run, part in zip(runs, parts, strict=True)
+        for cell in run.cells
+        if any(label.startswith(f"{cell_label(cell)} (") for label in part.labels)
+    )
+    return Run(runs[-1].environment, tuple(cells), tuple(missing), parts, remarks, of_variants)
 
 
 def _taken(runs: Sequence[Run]) -> dict[str, int]:

@@ -276,25 +276,36 @@ def one_compiled_function_of_many_modules(world: World) -> None:
             nets.append(nets.pop(0))
 
 
-@kind(ends_stock=True)
-def training_in_threads(world: World) -> None:
+def _train_in_threads(world: World, *, calls_before: int, micro_batches: int) -> None:
     nets = [world.module(network()) for _ in range(3)]
     runs = [world.compile(net) for net in nets]
-    for run, net in zip(runs, nets, strict=True):
+    for run, net in [*zip(runs, nets, strict=True)] * calls_before:
         run(world.values(0)).sum().backward()
         net.zero_grad()
 
     def work(number: int) -> list[torch.Tensor]:
         net, noted = nets[number], []
         for step in range(STEPS):
-            loss = runs[number](world.values(10 * number + step)).square().mean()
-            loss.backward()
-            noted += [loss.detach().clone(), *(p.grad.clone() for p in net.parameters())]
+            for part in range(micro_batches):
+                loss = runs[number](world.values(100 * number + 10 * part + step)).square().mean()
+                loss.backward()
+                noted.append(loss.detach().clone())
+            noted += [p.grad.clone() for p in net.parameters()]
             net.zero_grad()
         return noted
 
     with ThreadPoolExecutor(len(nets)) as threads:  # under stock they may raise
         world.note(list(threads.map(work, range(len(nets)))))
+
+
+@kind(ends_stock=True)
+def training_in_threads(world: World) -> None:
+    _train_in_threads(world, calls_before=1, micro_batches=1)
+
+
+@kind(ends_stock=True)
+def accumulation_in_threads_from_the_first_call_on(world: World) -> None:
+    _train_in_threads(world, calls_before=0, micro_batches=2)
 
 
 @kind()

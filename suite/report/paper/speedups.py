@@ -24,7 +24,7 @@ from suite.report.chart import Bar, Scale
 from suite.report.compare import samples_by_process
 from suite.report.grid import NOT_MEASURED, WHISKERS, Grid, Point, Series, count_note, known, plain_mean
 from suite.report.paper.exhibit import NOT_HELD, Exhibit, Results, ratio_series
-from suite.report.runs import row_label
+from suite.report.runs import cell_label, row_label
 from suite.results import stats
 from suite.results.errors import WrongUse
 from suite.results.store import describe, read_unpacked
@@ -131,35 +131,42 @@ def rewritten(exhibit: Exhibit, results: Results) -> Grid:
     without = series("rewritten, no graphs", REFERENCE_MODE, "without_graphs")
     whole = series("rewritten, whole graphs", UNPARTITIONED_MODE, "with_graphs")
     placed = ratio_series(results, exhibit.source, PLACEMENT_MODE, UNPARTITIONED_MODE, published=None)
-    count = sum(without.measure(label).value is not None for label in _REWRITABLE)
     published = exhibit.headline(results)["rewritten_program_without_graphs"]
-    found = f"in {count} workloads" if count else NOT_MEASURED
     placement = results.mean_text(_REWRITABLE, PLACEMENT_MODE, UNPARTITIONED_MODE)
     return _Grid(
         axis="times faster than the program as it is",
         labels=_REWRITABLE,
         series=(without, whole, placed),
         points=[
-            Point("rewritten program, without graphs", published, found),
+            Point("rewritten program, without graphs", published, _mean_text(without)),
+            Point("rewritten program, whole graphs", None, _mean_text(whole)),
             Point(f"{PLACEMENT_MODE} over {UNPARTITIONED_MODE}, program as it is", None, placement),
         ],
         note="Each bar compares two programs, or two modes, under the same use of CUDA graphs.",
     )
 
 
+def _mean_text(series: Series) -> str:
+    values = [value for label in _REWRITABLE if (value := series.measure(label).value)]
+    return f"{plain_mean(values).value:.2f} of {len(values)}" if values else NOT_MEASURED
+
+
 def _rewritten(results: Results, label: str, mode: str) -> Bar:
     """Return the speed-up of the rewritten program in this mode, or the reason why it is unknown.
 
-    The two programs were measured one after another: process r of one is paired with process r of the other.
+    The two programs were measured one after another: process r of one is paired with process r of the other. Both are
+    of one run, as hosts differ.
     """
     there = row_label(label, REWRITTEN)
     if why := results.state(label, mode):
         return Bar(failure=why)
     if why := results.state(there, mode):
         return Bar(failure=f"variant {REWRITTEN} {NOT_MEASURED}" if why == NOT_MEASURED else why)
+    joined = results.run.of_variants if results.run is not None else ()
+    published = next((one for one in joined if (cell_label(one), one.mode) == (label, mode)), None)
     slow, fast = (
         list(samples_by_process(cell.blocks).values())
-        for cell in (results.passed(label, mode), results.passed(there, mode))
+        for cell in (published or results.passed(label, mode), results.passed(there, mode))
         if cell is not None
     )
     count = min(len(slow), len(fast))

@@ -24,9 +24,9 @@ from suite.report.paper.exhibit import Made
 from suite.report.paper.speedups import read_proof
 from suite.report.provenance import Provenance
 from suite.report.published import load_published
-from suite.report.runs import Run
+from suite.report.runs import Run, join_runs
 from suite.results.errors import WrongUse
-from suite.results.schema import Cell, CompileConditions, Status
+from suite.results.schema import Cell, CompileConditions, HostUse, Status
 from suite.results.store import RECORDED
 
 PUBLISHED = load_published()
@@ -241,6 +241,16 @@ def test_rows_and_bars_are_measured_next_to_published_values(
         assert isinstance(done.chart, Chart)
         bar = done.chart.bars[label, series]
         assert {field: getattr(bar, field) for field in expected} == pytest.approx(expected), series
+
+
+def test_rewritten_program_is_compared_within_its_run() -> None:
+    """The other rows of the workload are those of an older run, which had the host alone."""
+    loud = HostUse(cpu_cores=3.5, gpus_at_work=1)
+    alone = Run(environment(created_at="2026-01-01T00:00:00+00:00"), (cell("XLNET-I", "compile", 50),))
+    pair = (cell("XLNET-I", "compile", 110, others=loud), cell("XLNET-I", "compile", 100, variant="current"))
+    measured = Results(PUBLISHED, join_runs([Run(environment(created_at="2026-01-02T00:00:00+00:00"), pair), alone]))
+    assert measured.passed("XLNET-I", "compile") == alone.cells[0]
+    assert row(made("fig3", measured), "XLNET-I")["without_graphs_speedup"] == pytest.approx(1.1)
 
 
 def test_exhibit_has_all_workloads_of_its_paper() -> None:
