@@ -117,6 +117,18 @@ def _is_captured(observer: Observer, stock: Callable[..., Any]) -> bool:
     return observer.as_captured
 
 
+class _NotCapturing:
+    """Stand in for the current stream where an optimizer queries whether it is captured."""
+
+    def is_capturing(self) -> bool:
+        return False
+
+
+def _current_stream(observer: Observer, stock: Callable[..., Any], *given: Any, **keywords: Any) -> Any:
+    """Return the current stream. PyTorch 2.14's optimizers query it, through no other function."""
+    return _NotCapturing() if called_from(_OPTIMIZERS) else stock(*given, **keywords)
+
+
 def _fill(
     kinds: Sequence[str],
     observer: Observer,
@@ -139,6 +151,7 @@ _REPLACED: tuple[_Replaced, ...] = (
     *((owner, name, functools.partial(_refuse, _qualified(owner, name), advice)) for owner, name, advice in _REFUSED),
     # Compiled code checks that `torch.cuda.is_current_stream_capturing` is stock: replace the function it calls.
     (torch_internals.cuda_graphs, "_cuda_isCurrentStreamCapturing", _is_captured),
+    (torch.accelerator, "current_stream", _current_stream),
     (torch.cuda, "get_rng_state", _rng_state),
     (torch.cuda, "set_rng_state", _rng_state),
 )
