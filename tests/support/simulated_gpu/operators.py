@@ -51,7 +51,6 @@ __all__ = [
     "CpuDeviceWithHost",
     "CpuGraph",
     "copied",
-    "copies_outside_of_graphs",
 ]
 
 
@@ -129,7 +128,7 @@ class CpuDevice(Device):
     `fail_with` is raised at the end of the next capture, whatever ended it; `broken` counts captures that a host read
     invalidated. `not_ready` is how often it says that the side stream became another one. `stream` is the current one,
     and `waits` are pairs of streams of which the first waits for the second. What a graph made and the program no
-    longer references counts as lying where later graphs of its pool make something. `workspaces` are cuBLAS's.
+    longer references counts as lying where later graphs of its pool make something.
     `rooms` are sizes that captures reserved before anything was captured.
     """
 
@@ -147,10 +146,8 @@ class CpuDevice(Device):
         self.graphs: list[CpuGraph] = []
         self.capturing_into: CpuGraph | None = None
         self.fail_with: BaseException | None = None
-        self.capture_now = False
-        self.captures = self.warmed_up = self.broken = self.given_back = 0
+        self.captures = self.broken = self.given_back = 0
         self.not_ready = self.stream = 0
-        self.workspaces: list[MemoryRange] = []
         self.rooms: list[int] = []
         self.waits: list[tuple[int, int]] = []
         self._launched_on: int | None = None
@@ -162,11 +159,10 @@ class CpuDevice(Device):
         return not tensor.is_meta and storage_address(tensor) not in self.host
 
     def is_capturing(self) -> bool:
-        return self.capture_now
+        return self.capturing_into is not None
 
     @contextlib.contextmanager
     def warming_up(self) -> Iterator[None]:
-        self.warmed_up += 1
         with assigning(self):
             yield
 
@@ -174,7 +170,7 @@ class CpuDevice(Device):
         pass
 
     def follow(self) -> bool:
-        if self.capture_now:
+        if self.is_capturing():
             return False
         if self._launched_on not in (None, self.stream):
             self.waits.append((self.stream, self._launched_on))
@@ -209,10 +205,10 @@ class CpuDevice(Device):
 
     @contextlib.contextmanager
     def capturing(self, graph: CpuGraph, pool: Any) -> Iterator[None]:
-        assert not self.capture_now
+        assert not self.is_capturing()
         if self._captured[pool] and all(one.freed for one in self._captured[pool]):
             raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")  # a pool goes with the last graph in it
-        self.capture_now, self.capturing_into = True, graph
+        self.capturing_into = graph
         self.captures += 1
         mode = Capture(graph, self.host, draws=self.has_own_random)
         random = torch.random.get_rng_state()
@@ -248,7 +244,7 @@ class CpuDevice(Device):
             self.broken += mode.broken
             mode.undo()
             torch.random.set_rng_state(random)
-            self.capture_now, self.capturing_into = False, None
+            self.capturing_into = None
 
     def make_room(self, size_bytes: int) -> None:
         assert self.capturing_into is not None
@@ -292,13 +288,13 @@ class CpuDevice(Device):
             for address, storage in graph.made.items()
             if storage.nbytes()
         ]
-        return [*made, *self.workspaces], [MemoryRange(address=1, size_bytes=2**63), *self.workspaces]
+        return made, [MemoryRange(address=1, size_bytes=2**63)]
 
     def default_generator(self) -> torch.Generator:
         return torch.default_generator
 
     def give_back(self) -> None:
-        assert not self.capture_now
+        assert not self.is_capturing()
         self.given_back += 1
 
     def wait(self) -> None:
@@ -361,11 +357,6 @@ class _Host(TorchDispatchMode):
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """See `copies_outside_of_graphs`."""
-    return copies_outside_of_graphs(monkeypatch)
-
-
-def copies_outside_of_graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Note the number of tensors of each copy that steps make outside of graphs."""
     found: list[int] = []
     stock = inputs.copy_all

@@ -229,7 +229,7 @@ def test_capture_that_would_compile_is_tried_again() -> None:
         model = network("cpu")
 
         def backend(graph: torch.fx.GraphModule, examples: Any) -> Any:
-            compiled_in_captures.append(device is not None and device.capture_now)
+            compiled_in_captures.append(device is not None and device.is_capturing())
             return graph.forward
 
         @torch.compile(backend=backend, dynamic=False)

@@ -211,7 +211,7 @@ def test_failing_end_of_a_capture_does_not_hide_its_cause(error: BaseException) 
     device = CpuDevice()
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        if device.capture_now:
+        if device.is_capturing():
             device.fail_with = torch.AcceleratorError("operation failed due to a previous error during capture")
             raise error
         return made.step(batch)
