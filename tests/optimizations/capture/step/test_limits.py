@@ -72,6 +72,17 @@ def test_unused_graph_is_replaced_at_the_limit(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.filterwarnings("ignore:.*without a CUDA graph")
+def test_recordings_in_use_are_not_freed_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_recordings, "LONG_IN_USE", 2)
+    step = GraphedStep(lambda x: x * 2, device=CpuDevice(), limit=2)
+    for index in range(26):
+        step(torch.ones(index % 2 + 1 if index < 20 else 3))
+    report = step.report()
+    assert (len(report.recordings), report.dropped_recordings) == (2, 0)
+    assert "has 2 graphs already" in report.refusals[0].reason
+
+
+@pytest.mark.filterwarnings("ignore:.*without a CUDA graph")
 def test_rarely_used_graphs_give_a_reason_with_a_remedy() -> None:
     report = decayed(12).report()
     assert len(report.recordings) == 2 and report.dropped_recordings == 0
