@@ -289,10 +289,7 @@ class EncoreManager(CUDAGraphTreeManager):
 
     def has_uncaptured_forward(self, inputs: Iterable[Any]) -> bool:
         """Return whether one of a backward's inputs was returned by a forward without a graph."""
-        marks = self._marks
-        return bool(marks) and any(
-            (mark := marks.get(storage._cdata)) is not None and not mark.expired() for storage in _storages(inputs)
-        )
+        return bool(self._marks) and any(storage._cdata in self._marks for storage in _storages(inputs))
 
     # Recording
 

@@ -5,6 +5,7 @@ So compiled results must be eager's bit for bit.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -48,8 +49,11 @@ def runner(fresh_encore: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runn
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The modules that were read in Python, outermost ones only."""
+def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The modules that were read in Python, outermost ones only.
+
+    The garbage is only collected where a test says so: a full collection may release bindings.
+    """
     read: list[Any] = []
     stock = bound_module.fetch
 
@@ -58,7 +62,11 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         stock(module, *rest)
 
     monkeypatch.setattr(bound_module, "fetch", fetch)
-    return read
+    collects = gc.isenabled()
+    gc.disable()
+    yield read
+    if collects:
+        gc.enable()
 
 
 HELD = 3 * 8
