@@ -78,7 +78,8 @@ def test_call_that_waited_for_a_reset_runs_without_a_graph(
     check(compiled, w)
 
     def forget_later(function: Any) -> None:
-        compiled.checked(values(1), values(2), w)
+        if function is compiled.function:  # functions of other tests may still be there
+            compiled.checked(values(1), values(2), w)
         forget(function)
 
     monkeypatch.setattr(graphed_function.GraphedFunction, "forget", forget_later)
