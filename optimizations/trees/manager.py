@@ -48,8 +48,8 @@ died in between, its memory would be freed twice, and two tensors would get the 
 referenced meanwhile, except the inputs of the function that is recorded.
 
 Note [Memory that a warm-up reads]. A warm-up runs on a stream of its own, and the caller's stream waits for it at its
-end. If an input died in between, another thread would get its memory for work on the caller's stream, and write it
-while the warm-up reads it. So if several threads call, a warm-up keeps its inputs until its end.
+end. If an input in ordinary memory died in between, another thread could get its memory for work on the caller's
+stream, and write it while the warm-up reads it. So a warm-up keeps these inputs until its end.
 
 Note [Functions inside of functions]. A custom operator of the program may call a compiled function. While such an
 operator is warmed up or recorded, the inner function runs without a graph of its own, and the outer graph contains its
@@ -297,7 +297,6 @@ class EncoreManager(CUDAGraphTreeManager):
         """Run a function without a graph as stock does, which warms up in the pool. See the notes on warm-ups."""
         function = self._function(function_id)
         run, thread = function.run, threading.get_ident()
-        kept = list(new_inputs) if len(self.streams.callers) > 1 else []  # Note [Memory that a warm-up reads]
         found: list[Any] = []  # empty before the function begins; then one element: None, or its results
 
         def warm_up(inputs: list[Any]) -> Any:
@@ -309,7 +308,7 @@ class EncoreManager(CUDAGraphTreeManager):
 
         function.run = warm_up
         try:
-            with self._results_alive(new_inputs), self._running_a_function():
+            with self._results_alive(new_inputs, keeps_others=True), self._running_a_function():
                 self._apply_due_checkpoint()
                 return super().run_eager(new_inputs, function_id)
         except BaseException as error:
@@ -331,7 +330,6 @@ class EncoreManager(CUDAGraphTreeManager):
             error.__traceback__ = None  # its frames hold results
         finally:
             function.run = run
-            kept.clear()
         self.leave_pool()
         if found:
             function.without_graph = failure
@@ -367,7 +365,7 @@ class EncoreManager(CUDAGraphTreeManager):
         if in_a_process_group() and (function.code().collective or function.code().opaque):
             free_before_process_groups_end()
         replayed = self._checkpoint_due
-        with self._results_alive(new_inputs[index] for index in made):
+        with self._results_alive(new_inputs):
             self._apply_due_checkpoint()
             return self._record_after_results(made, new_inputs, function_id, replayed)
 
@@ -590,14 +588,19 @@ class EncoreManager(CUDAGraphTreeManager):
         self._checkpoint_due = True
 
     @contextlib.contextmanager
-    def _results_alive(self, released: Iterable[Any] = ()) -> Iterator[None]:
-        """Keep live results alive in the block, except those `released` in it. Note [Results that die meanwhile]."""
+    def _results_alive(self, inputs: Iterable[Any] = (), *, keeps_others: bool = False) -> Iterator[None]:
+        """Keep live results alive in the block, except those among the `inputs`. Note [Results that die meanwhile].
+
+        `keeps_others`: keep the other inputs too. Note [Memory that a warm-up reads].
+        """
         node = self.current_node
         if isinstance(node, EncoreNode):
             node.remove_path_cached_tensors()  # these are live only if the program references them
-        by_function = {storage._cdata for storage in _storages(released)}
-        live = node.path_live_weakrefs() if node is not None else ()
-        held = [torch_internals.storage_of_weak(one.ref.cdata) for one in live if one.ref.cdata not in by_function]
+        results = {one.ref.cdata for one in (node.path_live_weakrefs() if node is not None else ())}
+        given = {storage._cdata: storage for storage in _storages(inputs)}
+        held = list(map(torch_internals.storage_of_weak, results.difference(given)))
+        held += [storage for cdata, storage in given.items() if keeps_others and cdata not in results]
+        del given
         try:
             yield
         finally:
@@ -622,9 +625,9 @@ class EncoreManager(CUDAGraphTreeManager):
                 node.release()
 
 
-def _storages(values: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
+def _storages(values: Iterable[Any]) -> list[torch.UntypedStorage]:
     """Return the storages of the tensors among these values."""
-    return (value.untyped_storage() for value in values if isinstance(value, torch.Tensor))
+    return [value.untyped_storage() for value in values if isinstance(value, torch.Tensor)]
 
 
 def with_followers(nodes: Iterable[EncoreNode]) -> Iterator[EncoreNode]:
