@@ -138,7 +138,7 @@ def is_unreferenced(cached: list[Any], storages: list[Any], place: int) -> bool:
     return (
         _references(cached, place) == _UNUSED
         and _references(storages, place) == _UNUSED_STORAGE
-        and torch_internals.tensor_use_count(cached[place]) == 1
+        and _tensor_use_count(cached[place]) == 1
     )
 
 
@@ -151,7 +151,7 @@ def _references_to_storage() -> int:
     return _references([held.untyped_storage()], 0)
 
 
-_storage_use_count = torch_internals.storage_use_count
+_storage_use_count, _tensor_use_count = torch_internals.storage_use_count, torch_internals.tensor_use_count
 _UNUSED = _references([object()], 0)
 """The reference count of an object that only a list references, in this Python version."""
 _UNUSED_STORAGE = apart_from_the_program(_references_to_storage)
