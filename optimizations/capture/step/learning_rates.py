@@ -94,11 +94,19 @@ class LearningRates:
         return key == RATE and any(one is group for _, one, _ in self._groups())
 
     def write(self) -> None:
-        """Write changed numbers into their tensors, in stream order. A tensor that the program assigned is read."""
+        """Write changed numbers into their tensors, in stream order.
+
+        A tensor that the program assigned is copied in each call, as it may be written at any time. To read it here
+        would wait for the GPU.
+        """
         for one, group, tensor in self._groups():
-            if (rate := float(group[RATE])) != one.seen:
+            rate = group[RATE]
+            if isinstance(rate, torch.Tensor):
+                one.seen = None
+                tensor.copy_(rate.detach().reshape(()))
+            elif rate != one.seen:
                 one.seen = None  # until it is written: a call may end in between
-                tensor.fill_(rate)
+                tensor.fill_(float(rate))
                 one.seen = rate
 
     @contextlib.contextmanager

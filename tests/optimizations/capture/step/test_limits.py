@@ -154,6 +154,24 @@ def test_interrupted_learning_rate_write_is_repeated() -> None:
     assert number > 3
 
 
+def test_assigned_tensor_rate_is_not_read_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read it would wait for the GPU before each launch, and end a capture."""
+    optimizer = torch.optim.AdamW(network("cpu").parameters(), lr=0.5, fused=True)
+    (group,), rates = optimizer.param_groups, LearningRates()
+    rates.changed([optimizer], numbers_only=False)
+    group["lr"] = 0.25
+    assert rates.changed([optimizer], numbers_only=False)
+    ((_, _, standing),) = rates._groups()
+    group["lr"] = assigned = torch.tensor([0.125])
+    with monkeypatch.context() as patched:
+        for reads in ("__float__", "item", "__eq__", "__ne__"):
+            patched.setattr(torch.Tensor, reads, None)
+        rates.write()
+        assigned.fill_(0.75)
+        rates.write()
+    assert standing.item() == 0.75
+
+
 @pytest.mark.parametrize("closes", [True, False])
 def test_proxied_model_and_optimizer_are_released(closes: bool) -> None:
     held = types.SimpleNamespace(model=None, optimizer=None)
