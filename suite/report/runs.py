@@ -217,11 +217,12 @@ def join_runs(runs: Sequence[Run]) -> Run:
     missing = dict.fromkeys(pair for run in runs for pair in run.missing if pair[0] not in measured)
     cells = sorted((cell for part in parts for cell in part.cells), key=cell_order)
     remarks = tuple(remark for run in runs for remark in run.remarks)
+    rewritten = [{cell.workload for cell in part.cells if cell.variant != PUBLISHED_VARIANT} for part in parts]
     of_variants = tuple(
         cell
-        for run, part in zip(runs, parts, strict=True)
+        for run, workloads in zip(runs, rewritten, strict=True)
         for cell in run.cells
-        if any(label.startswith(f"{cell_label(cell)} (") for label in part.labels)
+        if cell.variant == PUBLISHED_VARIANT and cell.workload in workloads
     )
     return Run(runs[-1].environment, tuple(cells), tuple(missing), parts, remarks, of_variants)
 

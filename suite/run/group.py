@@ -334,8 +334,8 @@ def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Sequence[C
     found = {name: [one.digests for one in known.get(name, ()) if one.deterministic] for name in others}
     equal = next((name for name in others if own.digests in found[name]), None)
     bits = [digests for several in found.values() for digests in several]
-    several = not _ONE_PROGRAM.issuperset(name for name in others if found[name])
-    agreed = several and all(digests == bits[0] for digests in bits)
+    differ = not _ONE_PROGRAM.issuperset(name for name in others if found[name])
+    agreed = differ and all(digests == bits[0] for digests in bits)
     if equal is not None:
         return own.model_copy(update={"bitwise_with": equal, "bitwise": True})
     compared = next((name for name in others if found[name]), others[0])

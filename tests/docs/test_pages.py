@@ -82,7 +82,7 @@ SAID = {
     "docs/concurrency.md": '# the default is "auto"',
     "CHANGELOG.md": 'on unless `options={"concurrency": "off"}`',
 }
-"""What each page says where it is "auto"."""
+"""The words by which each page says that it is "auto"."""
 
 
 @pytest.mark.parametrize("page", SAID)

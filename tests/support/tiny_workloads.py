@@ -42,7 +42,7 @@ def instance_of(build: Callable[[], torch.nn.Module], *args: Any, device: str = 
 
 
 def spec_of(workload: str = "TINY", mode: str = "eager", **changes: Any) -> CellSpec:
-    """What a worker is told of a tiny workload on the CPU; `changes` are other fields."""
+    """Return the description of a cell of a tiny workload on the CPU; `changes` are other fields."""
     given = {"variant": "published", "size": "tiny", "device": "cpu", "cpu_threads": 1, "cache_dir": "unused"}
     return CellSpec(workload=workload, mode=mode, **{**given, **changes})
 

@@ -412,7 +412,7 @@ def test_results_own_their_memory_when_the_last_function_is_gone(
     own_process: bool,
     moved: list[int],
 ) -> None:
-    """Those of warm-ups and recordings have their own from the beginning."""
+    """Results of warm-ups and recordings own their memory from the beginning."""
     result, compiled = held_after(cuda_on_cpu, calls)
     expected, own = result.clone(), os.getpid()
     result = result if held else None

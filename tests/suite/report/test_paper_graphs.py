@@ -32,7 +32,7 @@ def test_distributions_and_classes_count_workloads() -> None:
 def selected(
     group: int, kept: str | None, none: float, copy: float, indirection: float | None = None, *, undecided: bool = False
 ) -> dict[str, object]:
-    """What exhibits read of a record of `optimizations.report()[i].selection`; times in us."""
+    """Return the fields that exhibits read of a record of `optimizations.report()[i].selection`; times in us."""
     times = {"none": none, "copy": copy, "indirection": indirection} if kept or undecided else {}
     return {
         "group": group,

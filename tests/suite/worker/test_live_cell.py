@@ -138,7 +138,7 @@ def test_input_sets_that_share_memory_are_refused(cell):
 
 
 def test_temporary_memory_of_an_input_set_is_freed_at_once(cell, monkeypatch):
-    """Those of eight processes are made at the same time, and drawn in float32 each."""
+    """Eight processes make their inputs at the same time, and each draws them in float32."""
     events = []
 
     def inputs(variant, size, generator):

@@ -132,7 +132,7 @@ def test_step_refused_before_its_capture_query_equals_eager(first: bool) -> None
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 def test_step_refused_all_the_same_is_told_of_two_captures() -> None:
-    """Its numbers may be others while it is told so."""
+    """It may compute different numbers while queries for a capture return True."""
     model, told = network("cpu"), array.array("b")
 
     def forward(batch: Any) -> torch.Tensor:
