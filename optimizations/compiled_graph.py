@@ -26,7 +26,7 @@ from optimizations.torch_internals.left_out import left_out_with_its_operator, w
 from optimizations.torch_internals.outcome import watched
 from optimizations.torch_internals.saved_conjugates import saving_without_flags
 from optimizations.torch_internals.wrappers import taking_a_list
-from optimizations.trees.hook import captured_by, resting
+from optimizations.trees import hook
 from optimizations.weak_registry import WeakRegistry
 
 _FEEDS: WeakRegistry[Feeds] = WeakRegistry()
@@ -82,7 +82,7 @@ def _compiled(
 
     @contextlib.contextmanager
     def noted() -> Iterator[None]:
-        captured = contextlib.nullcontext() if maker is None else captured_by(maker)
+        captured = contextlib.nullcontext() if maker is None else hook.captured_by(maker)
         with watched(note), captured:
             yield
 
@@ -184,7 +184,7 @@ def _fed(
 
         Notes [Captures of the program's own] in `placement.feeds` and [Order of locks] in `calls.turns`.
         """
-        return not resting() and (feeds.inside_a_capture() or (bool(RUNNING) and inside_a_function()))
+        return not hook.at_rest_now and (feeds.inside_a_capture() or (bool(RUNNING) and inside_a_function()))
 
     if not feeds.is_plain:
         compiled = torch_internals.innermost_fn(compiled)  # Dynamo keeps out of `run` already

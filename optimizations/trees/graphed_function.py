@@ -50,10 +50,9 @@ from optimizations.report.recordings import Direction
 from optimizations.selection import Decision
 from optimizations.torch_internals.only_partition import only_partition
 from optimizations.torch_internals.stock_trees import named_arguments, with_globals, without_duplicates
-from optimizations.trees import containers
+from optimizations.trees import containers, hook
 from optimizations.trees.fast_path import on_fast_path
 from optimizations.trees.function import RecordableFunction
-from optimizations.trees.hook import resting
 from optimizations.trees.manager import EncoreManager
 from optimizations.trees.readable_seeds import give_readable_seeds, with_readable_seeds
 from optimizations.trees.reasons import INSIDE_CAPTURE
@@ -205,7 +204,7 @@ class GraphedFunction:
         recordable.written_inputs = self._written_inputs(inputs)
         static = trees.remove_unaligned_input_idxs(inputs, self._static_input_idxs)
         static = sorted({*static, *recordable.written_inputs})
-        if not resting() and torch.cuda.is_current_stream_capturing():  # creating a manager makes a capture
+        if not hook.at_rest_now and torch.cuda.is_current_stream_capturing():  # creating a manager makes a capture
             recordable.ran_without_graph(INSIDE_CAPTURE)
             return recordable(inputs)
         full, outputs = _record(
@@ -275,7 +274,7 @@ class Measured:
 
     def __call__(self, inputs: list[Any]) -> Any:
         race, function = self.race, self._function
-        if resting() or inside_another(function.turn) or torch.cuda.is_current_stream_capturing():
+        if hook.at_rest_now or inside_another(function.turn) or torch.cuda.is_current_stream_capturing():
             return self._recorded(inputs)
         if race is None:
             outputs = self._recorded(inputs)
@@ -294,7 +293,7 @@ class Measured:
         function = self._function
         in_place = any(one.indirect for report in function.recordings() for one in report.inputs)
         alternatives = ["in place", "copies"] if in_place else ["copies"]
-        if function.direction == "inference" and function.short_of_memory() is None:
+        if function.direction == "inference" and not any(node.short_of_memory() for node in function.nodes()[:1]):
             alternatives.append("no graph")
         if function.without_graph is None and not function.code().collective and len(alternatives) > 1:
             self.race = Race(alternatives)

@@ -57,12 +57,7 @@ _DISPATCH = Replacing({name: functools.partial(_dispatched, name) for name in DI
 
 
 at_rest_now = 0
-"""The number of active blocks of `at_rest`."""
-
-
-def resting() -> bool:
-    """Return whether compiled modules must run without CUDA graphs of their own."""
-    return at_rest_now > 0
+"""The number of active blocks of `at_rest`: in them compiled modules run without CUDA graphs of their own."""
 
 
 @contextlib.contextmanager

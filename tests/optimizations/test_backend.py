@@ -199,7 +199,7 @@ def test_graph_runs_unchanged_in_a_capture_of_the_program(
     monkeypatch.setattr(Feeds, "bind", lambda self, *given: (served.append("fed"), bind(self, *given))[1])
     for captured, rests in ((False, False), (True, False), (True, True), (False, False)):
         monkeypatch.setattr(Feeds, "inside_a_capture", lambda self, captured=captured: captured)
-        monkeypatch.setattr(compiled_graph, "resting", lambda rests=rests: rests)
+        monkeypatch.setattr(compiled_graph.hook, "at_rest_now", int(rests))
         assert_computes(encore(graph_module, inputs, options={"lean": False}), module)
     assert served == ["fed", "as it was", "fed", "fed"]
 

@@ -148,9 +148,9 @@ def test_compiled_modules_graphs_are_disabled_temporarily() -> None:
         ids_to_funcs = {7: Function}  # noqa: RUF012
 
     with hook.at_rest():
-        assert hook.resting()
+        assert hook.at_rest_now
         assert manager._run(Manager(), [1, 2], 7) == [2, 3]
         assert manager.run is outer  # functions that are compiled meanwhile keep a reference to it
         assert EncoreManager.run(Manager(), [1, 2], 7) == [2, 3]  # before any of its own bookkeeping
     assert manager._run is stock
-    assert not hook.resting()
+    assert not hook.at_rest_now
