@@ -37,8 +37,6 @@ LAST_S = 5.0
 """How long the process may take to end after that."""
 
 _INHERITED: list[Any] = []
-_hooked = threading.Event()
-"""Set once graphs are freed before the process group and at exit."""
 
 
 def in_a_process_group() -> bool:
@@ -51,14 +49,12 @@ def several_ranks(code: GeneratedCode) -> bool:
     return code.collective and in_a_process_group() and torch.distributed.get_world_size() > 1
 
 
+@functools.cache
 def free_before_process_groups_end() -> None:
     """Free all graphs before a process group is destroyed and before the interpreter exits.
 
     Call this for each recording with a collective; only the first call has an effect.
     """
-    if _hooked.is_set():
-        return
-    _hooked.set()
     owner = os.getpid()
 
     def at_exit() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -24,7 +24,8 @@ def test_collective_graphs_are_freed_before_their_group(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    monkeypatch.setattr(process_ends, "_hooked", threading.Event())
+    hook = functools.cache(process_ends.free_before_process_groups_end.__wrapped__)
+    monkeypatch.setattr(manager_module, "free_before_process_groups_end", hook)
     monkeypatch.setattr(process_ends.atexit, "register", lambda free: order.append("at exit"))
     monkeypatch.setattr(manager_module, "in_a_process_group", lambda: True)
     for module in (distributed, distributed.distributed_c10d):
