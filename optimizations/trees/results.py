@@ -352,6 +352,7 @@ class CopiesOut:
 
     def make(self, results: list[Any]) -> None:
         """Replace the kept results in a list by copies; if this raises, the list is unchanged."""
+        copies = dict(zip(self._alone, copies_of([results[place] for place in self._alone]), strict=True))
         made: dict[int, torch.Tensor] = {}
         for places in self._shared:
             storage = results[places[0]].untyped_storage().clone()
@@ -359,12 +360,9 @@ class CopiesOut:
                 result = results[place]
                 if id(result) not in made:  # repeated results remain one object
                     made[id(result)] = over(storage, result, int(result.storage_offset()))
-        copied = copies_of([results[place] for place in self._alone])
-        for places in self._shared:
-            for place in places:
-                results[place] = made[id(results[place])]
-        for place, one in zip(self._alone, copied, strict=True):
-            results[place] = one
+                copies[place] = made[id(result)]
+        for place, copy in copies.items():
+            results[place] = copy
 
 
 def copies_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
