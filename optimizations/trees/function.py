@@ -15,6 +15,7 @@ from optimizations.concurrency.launch_log import SWITCHED_OFF
 from optimizations.graph.plan import Choice
 from optimizations.in_place.budget import most_calls_between
 from optimizations.in_place.generated import GeneratedCode
+from optimizations.in_place.session import Stage
 from optimizations.options import Options
 from optimizations.report.recordings import CountedCalls, Direction, KeptResults, RecordingReport, SelectionReport
 from optimizations.selection import Decision, copies_cost_more, without_graph
@@ -142,15 +143,15 @@ class RecordableFunction:
         return False
 
     def plan_is_there(self, node: Any) -> None:
-        """Decide whether the function keeps its graph, now that the copied inputs are final.
+        """Decide whether the function keeps its graph, once the copied inputs of its recording `node` are final.
 
         A function with collectives keeps it: all processes must capture a collective or none, and their plans differ.
         """
         decided = self.decision is not None or self.without_graph is not None
-        if decided or not self._follows_rules or self.code().collective:
+        final = node.session is not None and node.session.stage is Stage.DONE
+        if decided or not final or not self._follows_rules or self.code().collective:
             return
-        read = node.session.kernels if node.session is not None else None
-        kernels = read if read is not None else self.code().kernels
+        kernels = node.session.kernels if node.session.kernels is not None else self.code().kernels
         why = copies_cost_more(
             node.copied_per_replay, kernels, node.result_bytes if self.code().hands_results_on else 0
         )
@@ -183,21 +184,9 @@ class RecordableFunction:
         sessions = (one.session for one in nodes if not self.is_idle(one, replays))
         return next((one.waiting for one in sessions if one is not None and one.pending), None) if nodes else NO_GRAPH
 
-    def short_of_memory(self) -> str | None:
-        """Return why calls should not be tried without a graph if memory is short, else None."""
-        nodes = self.nodes()  # in one pool
-        return nodes[0].short_of_memory() if nodes else None
-
     def replays(self) -> int:
         """Return the number of replays of all its recordings."""
         return sum(one.replays for one in self.nodes())
-
-    def is_seldom(self, node: Any) -> bool:
-        """Note a replay of a recording. Return whether too many replays of others came since its previous one."""
-        replays = self.replays()
-        seldom = self.is_idle(node, replays)
-        node.replayed_at = replays
-        return seldom
 
     def is_idle(self, node: Any, replays: int) -> bool:
         """Return whether a recording is outdated: others were replayed many times since its own last replay.

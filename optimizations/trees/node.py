@@ -34,10 +34,8 @@ from optimizations.in_place.addresses import AddressTracker
 from optimizations.in_place.budget import waiting_for_memory
 from optimizations.in_place.description import RESTING, describe
 from optimizations.in_place.examination import Recorded
-from optimizations.in_place.generated import GeneratedCode
 from optimizations.in_place.session import Session, Stage
 from optimizations.in_place.without_placeholder import without_placeholder
-from optimizations.options import Options
 from optimizations.race import Race, mark
 from optimizations.report.recordings import RecordingReport
 from optimizations.stack_trace import one_line
@@ -73,6 +71,7 @@ class EncoreNode(CUDAGraphNode):
         session: examines the recording and prepares in-place reading; None after `release`, or if it could not begin.
         takes_fast_path: whether `fast_path` may replay it. `expect_again` sets this; whatever changes how replays run
             clears it.
+        function, options, code: the recorded function, the user's options, and the facts from its generated source.
     """
 
     wrapped_function: Any
@@ -83,7 +82,9 @@ class EncoreNode(CUDAGraphNode):
     static_input_idxs = STATIC_INPUT_IDXS
 
     def __init__(self, wrapped_function: Any, *args: Any, **kwargs: Any) -> None:
-        self.results = Results(self, wrapped_function.model)
+        self.function: RecordableFunction = wrapped_function.model
+        self.options, self.code = self.function.options, self.function.code()
+        self.results = Results(self, self.function)
         self.tracker: AddressTracker | None = None
         self.session: Session | None = None
         self._given: dict[int, Any] = {}  # inputs of the recorded call that it may return
@@ -107,29 +108,11 @@ class EncoreNode(CUDAGraphNode):
         try:
             self._begin_session(seconds)
             self.function.recorded(self)
-            self._note_plan()
+            self.function.plan_is_there(self)
         except Exception as error:
             self.session = None
             reason = one_line(error)
             warnings.warn(f"Encore leaves a CUDA graph as it is; {reason}. This is a defect of Encore.", stacklevel=2)
-
-    # Properties and reports
-
-    @property
-    def function(self) -> RecordableFunction:
-        """Return the function that is recorded here."""
-        function: RecordableFunction = self.wrapped_function.model
-        return function
-
-    @property
-    def options(self) -> Options:
-        """Return the user's options."""
-        return self.function.options
-
-    @property
-    def code(self) -> GeneratedCode:
-        """Return the facts from the generated function's source."""
-        return self.function.code()
 
     @property
     def tools(self) -> DeviceTools:
@@ -265,11 +248,6 @@ class EncoreNode(CUDAGraphNode):
             if self.session.unusable is not None:
                 self.function.records_on_inputs = False
 
-    def _note_plan(self) -> None:
-        """Let the function decide whether to keep its graph, once the copied inputs are final."""
-        if self.session is not None and self.session.stage is Stage.DONE:
-            self.function.plan_is_there(self)
-
     # Results and their liveness
 
     def reconstruct_outputs(self) -> Any:
@@ -385,7 +363,7 @@ class EncoreNode(CUDAGraphNode):
             super().run(new_inputs)
         else:
             session.run(new_inputs, super().run)
-            self._note_plan()
+            self.function.plan_is_there(self)
         return self.results.of_call(inputs)
 
     def moved_inputs(self, inputs: Sequence[Any]) -> list[int]:
@@ -519,8 +497,10 @@ class EncoreNode(CUDAGraphNode):
         return len(self.function.callers) <= 1
 
     def is_seldom(self) -> bool:
-        """Return whether other recordings of the function were replayed many times since this one was."""
-        return self.function.is_seldom(self)
+        """Note a replay. Return whether other recordings were replayed many times since the previous one of this."""
+        replays = self.function.replays()
+        seldom, self.replayed_at = self.function.is_idle(self, replays), replays
+        return seldom
 
     def capture_again(self, inputs: Sequence[Any]) -> Recaptured:
         """Capture the function once more with these inputs."""
@@ -536,13 +516,9 @@ class EncoreNode(CUDAGraphNode):
 
     def fill(self, values: Mapping[int, torch.Tensor]) -> None:
         """Copy values into placeholders, as stock does before a replay."""
-        sources: list[Any] = [None] * len(self.reconstructed_inputs)
-        for index, value in values.items():
-            sources[index] = value
-        non_static = self.non_static_input_idx
-        self.non_static_input_idx = sorted(values)
+        non_static, self.non_static_input_idx = self.non_static_input_idx, sorted(values)
         try:
-            CUDAGraphNode._copy_inputs_and_remove_from_src(self, self.reconstructed_inputs, sources)
+            CUDAGraphNode._copy_inputs_and_remove_from_src(self, self.reconstructed_inputs, dict(values))
         finally:
             self.non_static_input_idx = non_static
 
