@@ -77,10 +77,9 @@ from optimizations.graph.pools import Pool, claim, end_failed_capture, failed_in
 from optimizations.stack_trace import one_line
 from optimizations.torch_internals.geometry import FixedGeometry
 from optimizations.torch_internals.stock_trees import forget_places, refuse_derivatives, with_globals
-from optimizations.trees import moved_inputs, reasons
+from optimizations.trees import hook, moved_inputs, reasons
 from optimizations.trees.containers import container_of_call
 from optimizations.trees.function import RecordableFunction
-from optimizations.trees.hook import resting
 from optimizations.trees.node import EncoreNode
 from optimizations.trees.process_ends import free_before_process_groups_end, in_a_process_group, several_ranks
 from optimizations.trees.readable_seeds import any_on_host
@@ -167,7 +166,7 @@ class EncoreManager(CUDAGraphTreeManager):
 
     def run(self, new_inputs: list[Any], function_id: Any) -> Any:
         """Run a function as stock does. Note [Kept results]. Calls on the fast path do not come here."""
-        if resting():
+        if hook.at_rest_now:
             return self.ids_to_funcs[function_id].model(new_inputs)
         inside = inside_another(self.turn)  # Note [Order of locks] in `calls.turns`
         with contextlib.nullcontext() if inside else self.turn:
@@ -279,8 +278,7 @@ class EncoreManager(CUDAGraphTreeManager):
         for key, mark in self._marks.copy().items():  # another thread may mark what a function called inside returned
             if mark.expired() and self._marks.get(key) is mark:
                 self._marks.pop(key, None)
-        node = self.current_node  # another thread may change it where this call is inside of a function
-        in_graphs = {one.data_ptr() for one in (node.path_live_weakrefs() if node is not None else ())}
+        in_graphs = set(self._live_results().values())
         lasting = {storage._cdata for storage in _storages(fixed)}
         for storage in _storages(outputs):
             if storage._cdata not in lasting and storage.data_ptr() not in in_graphs:
@@ -406,9 +404,7 @@ class EncoreManager(CUDAGraphTreeManager):
 
     def _results_among(self, inputs: Sequence[Any]) -> list[int]:
         """Return which inputs of the next call are results of graphs of this iteration."""
-        node = self.current_node
-        if node is None or not (made := node.results_at):
-            return []
+        made = set(self._live_results().values())
         return [
             index
             for index, value in enumerate(inputs)
@@ -513,17 +509,14 @@ class EncoreManager(CUDAGraphTreeManager):
         if self.held_in_generation != generation:
             self.held_in_generation = generation
             self._held_iterations += 1
-            self._mark_kept()
+            for node in self.current_node._path_from_root:
+                live = [place for place, reference in enumerate(node.outputs_weakrefs) if trees.is_live(reference)]
+                node.wrapped_function.model.kept_outputs.update(live)
         patience = PATIENCE if any(self.roots.values()) else 0  # nothing is recorded yet, so nothing is lost
         if len(self.streams.callers) > 1:
             patience = PATIENCE_OF_THREADS
         if self._held_iterations > patience:
             self.leave_pool()
-
-    def _mark_kept(self) -> None:
-        for node in self.current_node._path_from_root:
-            live = [place for place, reference in enumerate(node.outputs_weakrefs) if trees.is_live(reference)]
-            node.wrapped_function.model.kept_outputs.update(live)
 
     # The pool
 
@@ -587,6 +580,11 @@ class EncoreManager(CUDAGraphTreeManager):
         """
         self._checkpoint_due = True
 
+    def _live_results(self) -> dict[int, int]:
+        """Return the addresses of this iteration's live results, by storage."""
+        node = self.current_node  # another thread may change it where this call is inside of a function
+        return {one.ref.cdata: one.data_ptr() for one in (node.path_live_weakrefs() if node is not None else ())}
+
     @contextlib.contextmanager
     def _results_alive(self, inputs: Iterable[Any] = (), *, keeps_others: bool = False) -> Iterator[None]:
         """Keep live results alive in the block, except those among the `inputs`. Note [Results that die meanwhile].
@@ -596,9 +594,9 @@ class EncoreManager(CUDAGraphTreeManager):
         node = self.current_node
         if isinstance(node, EncoreNode):
             node.remove_path_cached_tensors()  # these are live only if the program references them
-        results = {one.ref.cdata for one in (node.path_live_weakrefs() if node is not None else ())}
+        results = self._live_results()
         given = {storage._cdata: storage for storage in _storages(inputs)}
-        held = list(map(torch_internals.storage_of_weak, results.difference(given)))
+        held = list(map(torch_internals.storage_of_weak, results.keys() - given))
         held += [storage for cdata, storage in given.items() if keeps_others and cdata not in results]
         del given
         try:
