@@ -260,40 +260,6 @@ def test_hand_captured_graph_keeps_its_workspace_on_recapture(
     require_intact(graph, result, expected)
 
 
-@pytest.mark.parametrize("bigger_first", [True, False])
-def test_gradients_of_one_recording_survive_another_launch(bigger_first: bool) -> None:
-    """Two models alternate in one step, so its recordings publish gradients of different parameters."""
-
-    def build() -> list[nn.Module]:
-        torch.manual_seed(0)
-        return [nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, 8)).cuda() for width in (512, 256)]
-
-    def step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        model.zero_grad()
-        loss = model(x).square().sum()
-        loss.backward()
-        return loss
-
-    found = []
-    for run in (step, unaudited(step)):
-        models = build() if bigger_first else build()[::-1]
-        generator = torch.Generator("cuda").manual_seed(3)
-        made = []
-        for index in range(24):
-            model = models[index // 6 % 2] if index < 12 else models[index % 2]
-            x = torch.randn(2048, model[0].in_features, device="cuda", generator=generator)  # type: ignore[index]
-            made.append(run(model, x).detach().clone())
-            torch.cuda.synchronize()
-            made += [p.grad.clone() for one in models for p in one.parameters() if p.grad is not None]
-        found.append(made)
-        if run is not step:
-            report = run.report()  # type: ignore[attr-defined]
-            assert len(report.recordings) >= 2 and report.replays >= 10, report
-            run.close()  # type: ignore[attr-defined]
-    for index, (mine, theirs) in enumerate(zip(*found, strict=True)):
-        assert torch.equal(mine, theirs), index
-
-
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("multiplies", [True, False])
 def test_matrix_products_on_own_streams_of_a_step_are_refused(multiplies: bool) -> None:

@@ -44,18 +44,6 @@ class Towers(nn.Module):
         return torch.stack([tower(x * (place + 1)) for place, tower in enumerate(self.towers)]).sum(0)
 
 
-class Heads(nn.Module):
-    """Products of one input, all of which are results: none of them can take memory of another."""
-
-    def __init__(self, count: int = 4, width: int = 128) -> None:
-        super().__init__()
-        self.heads = nn.ModuleList(nn.Linear(width, width) for _ in range(count))
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        x = x.sin()
-        return tuple(head(x).relu() for head in self.heads)
-
-
 class Normalized(nn.Module):
     """Kernels of Triton alone, of several sizes, that read one result: without edges they read what is no result yet.
 
@@ -79,44 +67,6 @@ def concurrency() -> list[Any]:
 def compiled(program: Any, concurrency: str) -> Callable[..., Any]:
     call: Callable[..., Any] = torch.compile(program, backend="encore", options={"concurrency": concurrency})
     return call
-
-
-def test_independent_heads_run_as_branches() -> None:
-    model = Heads().cuda()
-    with torch.no_grad():
-        call = compiled(model, "auto")
-        found = [one.clone() for seed in range(CALLS) for one in call(drawn(8, 128, seed=seed))]
-        (report,) = concurrency()
-        assert report.decision == "branches", report
-        assert report.width >= 2
-        assert report.longest_path < report.launches
-        torch.compiler.reset()
-        optimizations.reset()
-        call = compiled(model, "off")
-        expected = [one.clone() for seed in range(CALLS) for one in call(drawn(8, 128, seed=seed))]
-        assert [one.decision for one in concurrency()] == ["chain"]
-    assert_same_bits(found, expected)
-
-
-@pytest.mark.parametrize("drop", [0.0, 0.2])
-def test_concurrent_training_has_gradients_of_the_chain(drop: float) -> None:
-    def gradients(concurrency: str) -> list[torch.Tensor]:
-        torch.compiler.reset()
-        optimizations.reset()
-        torch.manual_seed(0)
-        model = Towers(drop=drop).cuda()
-        call = compiled(model, concurrency)
-        found = []
-        for seed in range(CALLS):
-            torch.manual_seed(seed)
-            model.zero_grad(set_to_none=True)
-            call(drawn(8, 128, seed=seed)).square().mean().backward()
-            found += [parameter.grad.clone() for parameter in model.parameters()]  # type: ignore[union-attr]
-        return found
-
-    found = gradients("auto")
-    assert {one.decision for one in concurrency()} == {"branches"}
-    assert_same_bits(found, gradients("off"))
 
 
 def test_users_kernel_may_write_its_in_ptr() -> None:

@@ -222,25 +222,3 @@ def test_pool_shrinks_by_the_size_of_the_input(concurrency: str) -> None:
     assert large.indirect and not large.has_placeholder
     assert encore <= stock - 0.9 * INPUT_BYTES
     assert recording.stage == "done" and recording.total_copied_bytes < INPUT_BYTES
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize("concurrency", ["auto", "off"])
-def test_calls_are_correct_at_any_address(concurrency: str) -> None:
-    """New addresses, freed ones, views, addresses that are not aligned, and the memory of results."""
-    w = torch.randn(COLUMNS, device="cuda")
-    block = torch.randn(ROWS * COLUMNS + 64, device="cuda")
-    with torch.no_grad():
-        function = compiled("encore", concurrency=concurrency)
-        for step in range(60):
-            torch.compiler.cudagraph_mark_step_begin()
-            if step % 3 == 0:
-                x = torch.randn(ROWS, COLUMNS, device="cuda")
-            elif step % 3 == 1:
-                x = block[step % 7 :][: ROWS * COLUMNS].view(ROWS, COLUMNS)
-            else:
-                x = torch.full((ROWS, COLUMNS), float(step), device="cuda")
-            expected = program(x, w)
-            result = function(x, w)
-            torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
-            del x

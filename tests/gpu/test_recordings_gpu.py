@@ -18,6 +18,8 @@ from torch import nn
 import optimizations
 from optimizations.calls.bound import READS_BEFORE
 from optimizations.calls.shortcut import Ordered
+from tests.optimizations.trees.test_partition_inputs import PROGRAMS as OVER_PARTITIONS
+from tests.optimizations.trees.test_partition_inputs import differing_calls
 
 pytestmark = pytest.mark.gpu
 
@@ -234,3 +236,9 @@ def test_replay_on_another_stream_follows_writes_of_the_program() -> None:
                 assert torch.equal(out, expected) and torch.equal(mine, its), step
                 del out, expected
     assert replays() > 20
+
+
+@pytest.mark.parametrize("program", OVER_PARTITIONS)
+def test_arguments_over_partitions_equal_eager(program: Any) -> None:
+    """Inductor checks alignment and copies inputs in its own code here, which the simulation replaces."""
+    assert not differing_calls(program, "cuda")

@@ -23,7 +23,6 @@ import optimizations
 from optimizations import torch_internals
 from optimizations.trees import readable_seeds
 from optimizations.trees.containers import managers
-from optimizations.trees.function import RecordableFunction
 from optimizations.trees.hook import at_rest
 from optimizations.trees.reasons import FORWARD_UNCAPTURED, KEPT
 
@@ -110,11 +109,6 @@ class Pair:
     def steps(self, count: int = KNOWN, begin: int = 0) -> None:
         for seed in range(begin, begin + count):
             self.step(seed)
-
-
-def functions(direction: str) -> list[RecordableFunction]:
-    found = [one.model for each in managers() for one in each.ids_to_funcs.values()]
-    return [one for one in found if one.direction == direction]
 
 
 # Backwards without a graph after forwards with one
@@ -282,19 +276,6 @@ def forward_was_at_rest() -> Pair:
     return pair
 
 
-def forward_takes_results_of_another() -> Pair:
-    """The second forward runs without a graph and saves the first one's result; its backward has both."""
-    pair = Pair(Stack())
-    pair.steps()
-    second = functions("forward")[-1]
-    for seed in range(10, 14):
-        second.without_graph = "for this test"
-        results = pair.forwards(seed)
-        second.without_graph = None
-        pair.backwards(results, seed)
-    return pair
-
-
 def _leave_pool() -> None:
     for one in managers():
         one.leave_pool()
@@ -317,7 +298,6 @@ OTHERS: dict[str, Callable[[], Pair]] = {
     "inside_a_capture_and_late": lambda: inside_a_capture(late=True),
     "pool_left_between": lambda: graphs_are_dropped(_leave_pool),
     "forward_was_at_rest": forward_was_at_rest,
-    "forward_takes_results_of_another": forward_takes_results_of_another,
 }
 """Ways in which they need not be, or must not be captured."""
 

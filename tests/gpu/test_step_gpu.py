@@ -14,9 +14,9 @@ import pytest
 import torch
 from gpu_harness import assert_same_bits
 from step_parts import (
-    CALLS,
     Program,
     batches,
+    descend,
     network,
     outcome,
     state_of,
@@ -33,41 +33,18 @@ from optimizations.capture.step.graphed_step import GraphedStep
 pytestmark = pytest.mark.gpu
 
 
-def capturable_adam(device: str) -> Program:
-    model = network(device, dropout=0.1, norm=True)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, capturable=True, foreach=True, amsgrad=True)
-    step = training_step(model, optimizer)
-    return Program(step, batches(device), lambda: state_of(model, optimizer))
-
-
-def rate_as_a_tensor(device: str) -> Program:
-    model = network(device)
-    rate = torch.tensor(0.01, device=device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, capturable=True, foreach=True)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, CALLS)
-    step = training_step(model, optimizer)
-    return Program(step, batches(device), lambda: state_of(model, optimizer), lambda index: scheduler.step())
-
-
-GPU_PROGRAMS: dict[str, Callable[[str], Program]] = {
-    **PROGRAMS,
-    "capturable_adam": capturable_adam,
-    "rate_as_a_tensor": rate_as_a_tensor,
-}
-
-
 BEHIND_CYCLES = 40_000_000
 """Some 20 ms, in which the host makes several calls."""
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["", "behind"])
-@pytest.mark.parametrize("name", sorted(GPU_PROGRAMS))
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_training_loop_is_replayed_with_eagers_results(name: str, behind: bool) -> None:
     """`behind`: work between calls, such as a step of the optimizer, starts on the device when the host is in the next
     call. Until then nothing may overwrite gradients and results that the program has freed."""
-    eager = GPU_PROGRAMS[name]("cuda")
+    eager = PROGRAMS[name]("cuda")
     expected = outcome(eager, eager.step)
-    made = GPU_PROGRAMS[name]("cuda")
+    made = PROGRAMS[name]("cuda")
     step = unaudited(made.step)
 
     def called(*batch: Any) -> Any:
@@ -85,8 +62,12 @@ def test_training_loop_is_replayed_with_eagers_results(name: str, behind: bool) 
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_recurrent_dropout_works_after_a_failed_capture() -> None:
-    """cuDNN keeps a random state for it, which PyTorch creates again after the generator's state was set."""
+def test_failed_capture_restores_random_state() -> None:
+    """The step detects the capture and synchronizes by calls of the driver, which Encore cannot see in PyTorch.
+
+    cuDNN keeps a random state for recurrent dropout, which PyTorch creates again after the generator's state was set.
+    """
+    from cuda.bindings import runtime
 
     def made() -> tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]:
         torch.manual_seed(5)
@@ -94,12 +75,9 @@ def test_recurrent_dropout_works_after_a_failed_capture() -> None:
         optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
 
         def step(x: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = layer(x)[0].square().mean()
-            loss.backward()
-            if torch._C._cuda_isCurrentStreamCapturing():
-                raise RuntimeError("not in a capture")
-            optimizer.step()
+            loss = descend(nn.functional.dropout(layer(x)[0], 0.3).square().mean(), optimizer)
+            if int(runtime.cudaStreamIsCapturing(torch.cuda.current_stream().cuda_stream)[1]):  # 0: there is none
+                runtime.cudaDeviceSynchronize()
             return loss.detach()
 
         return layer, step
@@ -113,6 +91,7 @@ def test_recurrent_dropout_works_after_a_failed_capture() -> None:
         if graphed:
             (refusal,) = called.report().refusals
             assert "could not be captured" in refusal.reason, refusal
+            assert called.report().replays == 0
     assert all(map(torch.equal, *outcomes))
 
 
@@ -140,32 +119,6 @@ def test_work_only_a_gpu_can_refuse_is_refused_with_its_line(extra: Callable[[An
     (refusal, *_) = step.report().refusals
     assert words in refusal.reason
     assert refusal.source_line is not None and "test_step_gpu.py" in refusal.source_line
-
-
-@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_failed_capture_restores_random_state() -> None:
-    """The step detects the capture and synchronizes by calls of the driver, which Encore cannot see in PyTorch."""
-    from cuda.bindings import runtime
-
-    model = network("cuda", dropout=0.3)
-    train = plain(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda loss: loss)
-    reference_model = network("cuda", dropout=0.3)
-    reference = plain(reference_model, torch.optim.SGD(reference_model.parameters(), lr=0.1), lambda loss: loss)
-
-    def breaking(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        loss = train(batch)
-        if int(runtime.cudaStreamIsCapturing(torch.cuda.current_stream().cuda_stream)[1]):  # 0: there is none
-            runtime.cudaDeviceSynchronize()
-        return loss
-
-    step = unaudited(breaking)
-    results = []
-    for function in (reference, step):
-        torch.manual_seed(5)
-        results.append([function(*batch).detach() for batch in batches("cuda")])
-    assert_same_bits(*results)
-    assert len(step.report().refusals) == 1
-    assert step.report().replays == 0
 
 
 COMPILED: dict[str, Callable[[nn.Module], Any]] = {

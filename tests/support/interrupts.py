@@ -11,17 +11,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-FILES_OF_A_CALL = (
-    "/fast_path.py",
-    "/liveness.py",
-    "/results.py",
-    "/manager.py",
-    "/node.py",
-    "/trained.py",
-    "/grad_mode.py",
-)
-"""Files that a call with gradients passes through, from the function to the launch."""
-
 
 class _Interrupt:
     """Raise a KeyboardInterrupt at the number-th call of `moment`, once; `where` lists the place."""
