@@ -362,14 +362,11 @@ class EncoreManager(CUDAGraphTreeManager):
             return function(new_inputs)
         if in_a_process_group() and (function.code().collective or function.code().opaque):
             free_before_process_groups_end()
-        replayed = self._checkpoint_due
         with self._results_alive(new_inputs):
             self._apply_due_checkpoint()
-            return self._record_after_results(made, new_inputs, function_id, replayed)
+            return self._record_after_results(made, new_inputs, function_id)
 
-    def _record_after_results(
-        self, made: Sequence[int], new_inputs: list[Any], function_id: Any, replayed: bool
-    ) -> Any:
+    def _record_after_results(self, made: Sequence[int], new_inputs: list[Any], function_id: Any) -> Any:
         """Record a function, or run it without a graph if that fails. `made`: the inputs that are results."""
         function, before = self._function(function_id), self.current_node
         inputs = list(new_inputs)
@@ -383,20 +380,20 @@ class EncoreManager(CUDAGraphTreeManager):
                 outputs = self._record_function(new_inputs, function_id)
             self.current_node.expect_again()
             return outputs
-        except Exception as error:
+        except BaseException as error:
             if self.current_node is not before:  # the call has run; a handler of signals raised this
                 self.current_node.recording_outputs = None
                 raise
             in_cusolver = failed_in_cusolver(error)
-            if several_ranks(function.code()):
-                self._end_failed_capture(replayed, in_cusolver)
+            if several_ranks(function.code()) or not isinstance(error, Exception):
+                self._end_failed_capture(in_cusolver)
                 raise  # Note [Functions of several ranks]
             reason = f"it could not be recorded: {one_line(error)}"
             function.failed_recordings += 1
             if len(self.streams.callers) < 2 or function.failed_recordings >= FAILURES_OF_THREADS:
                 function.without_graph = reason
             error.__traceback__ = None  # its frames hold tensors of the failed capture
-        self._end_failed_capture(replayed, in_cusolver)
+        self._end_failed_capture(in_cusolver)
         for index in set(made).difference(self.ids_to_funcs[function_id].mutated_input_idxs):  # those stay in place
             inputs[index] = torch_internals.clone_preserve_strides(inputs[index])
         self._note_uncaptured(function, reason)
@@ -411,9 +408,7 @@ class EncoreManager(CUDAGraphTreeManager):
             if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in made
         ]
 
-    def _end_failed_capture(self, replayed: bool, in_cusolver: bool) -> None:
-        if replayed:
-            self.path_state = trees.ExecutionState.RECORDING  # the checkpoint has restored the allocator's state
+    def _end_failed_capture(self, in_cusolver: bool) -> None:
         torch.cuda.synchronize()
         end_failed_capture(self.device_index, self.cuda_graphs_thread_pool, self.stream, in_cusolver=in_cusolver)
 
@@ -608,6 +603,7 @@ class EncoreManager(CUDAGraphTreeManager):
         if self._checkpoint_due:
             self._checkpoint_due = False
             super().apply_checkpoint_execution_state_in_allocator()
+            self.path_state = trees.ExecutionState.RECORDING  # also if the call fails: it is not applied again
 
     def shutdown(self) -> None:
         """Shut down as stock does, and release what the nodes hold in addition. Nothing can run afterwards.

@@ -565,3 +565,28 @@ def test_timeout_after_a_recording_does_not_run_it_twice(
     compiled.checked(x, y, w)
     assert torch.equal(w, values(10))
     assert not compiled.uncaptured()
+
+
+@pytest.mark.parametrize(("interrupted", "kept"), [("__call__", True), ("run_first_inputs", False)])
+def test_results_own_memory_once_if_a_recording_is_interrupted(
+    cuda_on_cpu: CudaOnCpu, owning: list[int], monkeypatch: pytest.MonkeyPatch, interrupted: str, kept: bool
+) -> None:
+    """A function is interrupted after a replay: in its capture, or when its graph has run and its results are there."""
+    first, second, w = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu)), values(7)
+    second(values(1), values(2), w)
+    check(first, w, calls=6)
+    results = first.checked(values(1), values(2), w)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Model if kept else manager.EncoreNode, interrupted, interrupt)
+        second.checked(values(1), values(2), w, mark=False)
+    if not kept:
+        results.clear()
+    for step in range(8):
+        first.checked(values(step), values(3), w)
+        second.checked(values(step), values(3), w, mark=False)
+    assert owning == [1]
+    assert bool(first.uncaptured()) is kept
