@@ -311,10 +311,6 @@ class EncoreManager(CUDAGraphTreeManager):
                 return super().run_eager(new_inputs, function_id)
         except BaseException as error:
             self.warmed_up_functions.discard(function_id)
-            # Stock waits for its stream only after a warm-up that succeeds, but the program may continue after a
-            # failure. If the device is lost, this wait fails too, and the first error must reach the program.
-            with contextlib.suppress(RuntimeError):
-                torch.cuda.current_stream(self.device_index).wait_stream(self.stream)
             if not isinstance(error, Exception) or found == [None]:
                 node = self.current_node
                 if isinstance(node, trees.CUDAWarmupNode) and len(node.tensor_weakrefs) != len(node.stack_traces):
@@ -597,6 +593,11 @@ class EncoreManager(CUDAGraphTreeManager):
         try:
             yield
         finally:
+            # Stock waits for its stream only after a warm-up that succeeds, but the program may continue after a
+            # failure. If the device is lost, this wait fails too, and the first error must reach the program.
+            with contextlib.suppress(RuntimeError):
+                if keeps_others:
+                    torch.cuda.current_stream(self.device_index).wait_stream(self.stream)
             held.clear()
 
     def _apply_due_checkpoint(self) -> None:

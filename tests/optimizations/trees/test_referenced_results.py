@@ -13,7 +13,7 @@ import pytest
 import torch
 from interrupts import interrupted_after
 from simulated_gpu.compiler import CompiledOnCpu
-from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.runtime import CudaOnCpu, CurrentStream
 from simulated_gpu.trees import KNOWN, Compiled, Model, check, nodes, own_container, values
 from threads import in_threads
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -463,7 +463,8 @@ def test_result_that_another_thread_releases_is_freed_once(
     assert recorded.recorded_liveness_after_graph[0] == [(0, 0) in recorded.live_indices_after_graph]
 
 
-def test_warm_up_keeps_its_inputs(cuda_on_cpu: CudaOnCpu) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_warm_up_keeps_its_inputs(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     """Else another thread would get their memory while the GPU reads it on the stream of the warm-up."""
     alive: list[bool] = []
 
@@ -471,11 +472,14 @@ def test_warm_up_keeps_its_inputs(cuda_on_cpu: CudaOnCpu) -> None:
         def __call__(self, inputs: list[Any]) -> list[Any]:
             x = StorageWeakRef(inputs[0].untyped_storage())
             results = super().__call__(inputs)
-            alive.append(not x.expired())
+            monkeypatch.setattr(CurrentStream, "wait_stream", lambda *_: alive.append(not x.expired()))
+            if fails:
+                raise ValueError
             return results
 
-    Compiled(Looks(cuda_on_cpu)).function([values(1), values(2), values(7)])
-    assert alive == [True]
+    with pytest.raises(ValueError) if fails else contextlib.nullcontext():
+        Compiled(Looks(cuda_on_cpu)).function([values(1), values(2), values(7)])
+    assert set(alive) == {True}
 
 
 @pytest.mark.parametrize("begins", [True, False])
