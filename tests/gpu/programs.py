@@ -74,7 +74,6 @@ def _checked(given: argparse.Namespace, parser: argparse.ArgumentParser) -> list
     if given.out and not given.out.parent.is_dir():
         parser.error(f"--out {given.out}: there is no folder {given.out.parent}")
     given.jobs = given.jobs or max(1, len(os.sched_getaffinity(0)) - 2)
-    given.turn = given.turn or (0.05 if given.tiny else 0.12)
     every, chosen = programs(), list[Program]()
     for name in given.only.split(",") if given.only else every:
         family = [program for program in every.values() if program.family == name]
@@ -159,15 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="sizes for testing the script")
     parser.add_argument("--seconds", type=seconds, default=360.0, metavar="LIMIT", help="time for all (360)")
     parser.add_argument("--processes", type=count, default=1, metavar="N", help="run each program so often (1)")
-    parser.add_argument("--timeout", type=seconds, default=120.0, metavar="SECONDS", help="for one answer (120)")
-    parser.add_argument(
-        "--settle", type=seconds, default=4.8, metavar="SECONDS", help="for Encore to have nothing pending (4.8)"
-    )
-    parser.add_argument(
-        "--turn", type=seconds, metavar="SECONDS", help="for a mode's turn, of which it has nine (0.12)"
-    )
     parser.add_argument("--jobs", type=count, metavar="N", help="processes at a time; default: cores less two")
-    parser.add_argument("--alive", type=count, default=14, metavar="N", help="programs that are timed together (14)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="append the rows to this file")
     parser.add_argument("--list", action="store_true", help="name the programs and end")
     parser.add_argument(

@@ -27,12 +27,19 @@ from suite.measure.environment import without_paths
 from tests.support.json_worker import JsonWorker, NoAnswer
 
 SOURCES = Path(__file__).resolve().parents[1]
+ALIVE = 14
+"""Programs that are timed together."""
 TURNS = 9
+TURN_S, TINY_TURN_S = 0.12, 0.05
+"""Time for a mode's turn."""
 SLOW_TURN_S = 2.0
 """A mode whose turn took longer has no second one."""
 TIMING_S = 7.0
 """About the time to time one program. A wave reserves it in its budget."""
-END_S = 60.0
+SETTLE_S = 4.8
+"""Most time for Encore to have nothing pending."""
+ANSWER_S, END_S = 120.0, 60.0
+"""Most time for one answer, and for the last one."""
 OUT_OF_TIME = "the budget ran out"
 LOG_BYTES = 3000
 WORKER = (sys.executable, "-m", "real_programs.worker")
@@ -128,8 +135,8 @@ class Conductor:
 
     def run(self, programs: Sequence[Program]) -> None:
         with tempfile.TemporaryDirectory(prefix="encore-programs-") as folder:
-            for first in range(0, len(programs), self._given.alive):
-                wave = programs[first : first + self._given.alive]
+            for first in range(0, len(programs), ALIVE):
+                wave = programs[first : first + ALIVE]
                 groups = [{mode: Process(one, mode, Path(folder)) for mode in self._given.modes} for one in wave]
                 try:
                     self._prepare_all(groups)
@@ -175,7 +182,7 @@ class Conductor:
                 process.failure = "not_run", "interrupted" if self._stopped else OUT_OF_TIME
             else:
                 process.start(self._given.device, self._size, self._cache)
-        process.ask("prepared", min(self._given.timeout, left))
+        process.ask("prepared", min(ANSWER_S, left))
         if process.failure:
             process.kill()
 
@@ -186,14 +193,15 @@ class Conductor:
     def _time(self, group: Group) -> None:
         """Turns of all modes, then their last answers. A mode that fails leaves; the others go on."""
         slow: set[str] = set()
+        seconds = TINY_TURN_S if self._given.tiny else TURN_S
         for process in group.values():
             if self._left() <= 0:
                 process.failure = process.failure or ("not_run", f"compared, but not timed: {OUT_OF_TIME}")
-            process.ask("settled", self._given.timeout, {"settle": self._given.settle})
+            process.ask("settled", ANSWER_S, {"settle": SETTLE_S})
         for turn in range(TURNS):
             for mode in (one for one in group if one not in slow):
                 begun = time.monotonic()
-                group[mode].time(self._given.turn if turn else self._given.turn / 2, self._given.timeout)
+                group[mode].time(seconds if turn else seconds / 2, ANSWER_S)
                 if time.monotonic() - begun > SLOW_TURN_S or self._left() <= 0:
                     slow.add(mode)
         for process in group.values():

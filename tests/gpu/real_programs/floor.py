@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from real_programs.rows import PLAIN, STOCK, Row, ratio
+from real_programs.rows import PLAIN, STOCK, Row
 
 OURS = "encore"
 FLOOR = 0.95
@@ -49,6 +49,14 @@ def speed_of(ratios: Sequence[float]) -> Speed:
 
     half = float(t.ppf(0.975, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
     return Speed(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs))
+
+
+def ratio(row: Row, reference: Row | None) -> float | None:
+    """Return how many times faster `row` is than `reference` per call: the median over rounds they both had."""
+    if reference is None or row["status"] != "ok" or reference["status"] != "ok":
+        return None
+    turns = list(zip(reference["turns_us"], row["turns_us"], strict=False))
+    return statistics.median(there / here for there, here in turns) if turns else None
 
 
 def by_process(runs: Iterable[Iterable[Row]]) -> list[list[Row]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -60,87 +60,48 @@ def findings(rows: Iterable[Row]) -> list[str]:
     return found
 
 
-def ratio(row: Row | None, reference: Row | None) -> float | None:
-    """Return how many times faster `row` is than `reference` per call: the median over rounds they both had."""
-    if row is None or reference is None or row["status"] != "ok" or reference["status"] != "ok":
-        return None
-    turns = list(zip(reference["turns_us"], row["turns_us"], strict=False))
-    return statistics.median(there / here for there, here in turns) if turns else None
-
-
 def table(rows: Sequence[Row]) -> str:
-    """The rows as text, a line per program, and below it what holds for all of them."""
+    """The rows as text, a line per program with times, verdict and memory over stock's; what holds for all; reasons."""
     by_program: dict[str, dict[str, Row]] = {}
     for row in rows:
         by_program.setdefault(row["program"], {})[row["mode"]] = row
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     ours = [mode for mode in modes if mode not in OTHERS]
-    lines = [["program", *(f"{mode} us" for mode in modes)]]
-    for mode in ours:
-        lines[0] += [f"{mode}/stock", f"{mode}/eager", "verdict", "stock's bits", "captures (timed)", "kept", "memory"]
+    lines = [["program", *(f"{mode} us" for mode in modes), *(word for _ in ours for word in ("verdict", "memory"))]]
     for program, of in by_program.items():
         lines.append([program, *(_time(of.get(mode)) for mode in modes)])
         for mode in ours:
-            lines[-1] += _cells(of.get(mode, {"status": "-"}), of.get(STOCK), of.get(BASE))
+            memory = (_memory_ratio(of.get(mode), of.get(STOCK), phase) for phase in PHASES)
+            lines[-1] += [
+                of.get(mode, {}).get("verdict") or "-",
+                "/".join(f"{one:.2f}" if one else "-" for one in memory),
+            ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    aligned = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     remarks = [
         f"{row['program']}, {row['mode']}: {row['status']}: {row['reason']}" for row in rows if row.get("reason")
     ]
-    return "\n".join([*text, "", *(line for mode in ours for line in _summary(by_program, mode)), *remarks])
-
-
-def _cells(row: Row, stock: Row | None, base: Row | None) -> list[str]:
-    """Return what a program's line says of one of our modes."""
-    captures = f"{row['captures']} ({row['captures_while_timed']})" if row["status"] == "ok" else "-"
-    return [
-        _number(ratio(row, stock)),
-        _number(ratio(row, base)),
-        row.get("verdict") or "-",
-        {True: "yes", False: "no"}.get(row.get("bits_of_stock"), "-"),
-        captures,
-        str((row.get("encore") or {}).get("kept_results", "-")),
-        "/".join(_number(_memory_ratio(row, stock, phase)) for phase in PHASES),
-    ]
+    return "\n".join([*aligned, "", *(line for mode in ours for line in _summary(by_program, mode)), *remarks])
 
 
 def _summary(by_program: Mapping[str, Mapping[str, Row]], mode: str) -> list[str]:
-    """Return lines that say of a mode how fast it is, what memory it takes, and how right it is."""
-
-    def known(of: Callable[[Row, Row], float | None]) -> dict[str, float]:
-        pairs = {name: (rows.get(mode), rows.get(STOCK)) for name, rows in by_program.items()}
-        return {name: value for name, (row, stock) in pairs.items() if row and stock and (value := of(row, stock))}
-
+    """Return lines that say of a mode what memory it takes, and how right it is."""
     lines = []
-    if speeds := known(ratio):
-        low = min(speeds, key=speeds.__getitem__)
-        lines.append(
-            f"{mode}: {statistics.geometric_mean(speeds.values()):.2f} times as fast as stock in the geometric mean "
-            f"of {len(speeds)} programs; lowest {speeds[low]:.2f} ({low}); "
-            f"below 0.95: {sum(value < 0.95 for value in speeds.values())}"
-        )
     for phase, words in PHASES.items():
-        if memory := known(lambda row, stock: _memory_ratio(row, stock, phase)):  # noqa: B023, called at once
+        ratios = {name: _memory_ratio(of.get(mode), of.get(STOCK), phase) for name, of in by_program.items()}
+        if memory := {name: one for name, one in ratios.items() if one}:
             high = max(memory, key=memory.__getitem__)
             lines.append(
                 f"{mode}: peak memory reserved {words} {statistics.geometric_mean(memory.values()):.2f} times "
                 f"stock's in the geometric mean; highest {memory[high]:.2f} ({high})"
             )
-    alone = [
-        name
-        for name, rows in by_program.items()
-        if rows.get(mode, {}).get("status") == "ok"
-        and rows.get(STOCK, {"status": "ok"})["status"] not in ("ok", "not_run")
-    ]
-    if alone:
-        lines.append(f"{mode} runs what stock does not: {', '.join(alone)}")
     verdicts = Counter(rows.get(mode, {}).get("verdict") for rows in by_program.values())
     counts = [f"{verdicts[verdict]} {verdict}" for verdict in ("right", "as stock", "wrong") if verdicts[verdict]]
     return [*lines, f"{mode}: {', '.join(counts) or 'nothing to judge'}"]
 
 
-def _memory_ratio(row: Row, stock: Row | None, phase: str) -> float | None:
-    if stock is None or row["status"] != "ok" or stock["status"] != "ok" or not {phase} <= row.keys() & stock.keys():
+def _memory_ratio(row: Row | None, stock: Row | None, phase: str) -> float | None:
+    if row is None or stock is None or not {phase} <= row.keys() & stock.keys():
         return None
     here, there = (each[phase]["reserved_bytes"] for each in (row, stock))
     return here / there if here and there else None
@@ -150,7 +111,3 @@ def _time(row: Row | None) -> str:
     if row is None:
         return "-"
     return f"{row['whole_us']:,.0f}" if row["status"] == "ok" else row["status"]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

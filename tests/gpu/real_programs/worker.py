@@ -3,18 +3,16 @@
 It answers JSON lines to JSON lines. What the program prints is log. The first line comes unasked, when the calls that
 are compared are through; then {"settle": SECONDS} is answered after a few rounds more, and when Encore has nothing
 pending, but after so much time at most (a graph that is not called any more never gets there), {"time": SECONDS} with
-times, {"end": true} with memory and counts.
+times, {"end": true} with memory.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import json
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +51,6 @@ def _run(program: Program, setting: Setting, results: Path, say: Say) -> Mapping
         from optimizations.backend import encore
 
         torch._dynamo.register_backend(encore, name="encore")
-    captures = _count_captures()
     meter = _Meter(setting)
     body = program.build(setting)
     meter.restart()
@@ -73,7 +70,7 @@ def _run(program: Program, setting: Setting, results: Path, say: Say) -> Mapping
     say({"prepared": True, "first_rounds_s": first_s, "device": device})
 
     meter.restart()
-    number, captured_before = COMPARED_ROUNDS, captures()
+    number = COMPARED_ROUNDS
     for line in sys.stdin:
         command = json.loads(line)
         if "end" in command:
@@ -87,7 +84,6 @@ def _run(program: Program, setting: Setting, results: Path, say: Say) -> Mapping
             learning = meter.peak()
             say({"settled": settled, "rounds_before_timing": number})
             meter.restart()
-            captured_before = captures()
             continue
         timed = _timed(program, body, number, command["time"], meter)
         number += len(timed)
@@ -96,15 +92,7 @@ def _run(program: Program, setting: Setting, results: Path, say: Say) -> Mapping
     if not program.trains:
         seen["after timing"] = _round(program, body, 0)
         _save(seen, results)
-    return {
-        "ended": True,
-        "recording": recording,
-        "learning": learning,
-        "steady": steady,
-        "captures": captures(),
-        "captures_while_timed": captures() - captured_before,
-        "encore": _encore(),
-    }
+    return {"ended": True, "recording": recording, "learning": learning, "steady": steady}
 
 
 def _round(program: Program, body: Body, number: int) -> list[Any]:
@@ -166,48 +154,11 @@ class _Meter:
         return {"allocated_bytes": allocated, "reserved_bytes": reserved}
 
 
-def _count_captures() -> Callable[[], int]:
-    """Return a function that counts the captures of CUDA graphs that ended in this process, by any caller."""
-    import torch
-
-    ended = [0]
-    stock = torch.cuda.CUDAGraph.capture_end
-
-    def capture_end(graph: Any) -> None:
-        stock(graph)
-        ended[0] += 1
-
-    torch.cuda.CUDAGraph.capture_end = capture_end  # type: ignore[method-assign]
-    return lambda: ended[0]
-
-
 def _settled() -> bool | None:
     """Return whether Encore has nothing pending; None where it is not in use."""
     import optimizations
 
     return optimizations.settled() if "optimizations.backend" in sys.modules else None
-
-
-def _encore() -> dict[str, Any] | None:
-    """Return counts from Encore's own report, None where it is not in use."""
-    if "optimizations.backend" not in sys.modules:
-        return None
-    import optimizations
-
-    graphs = optimizations.report()
-    recordings = [recording for graph in graphs for recording in graph.recordings]
-    told: dict[str, Any] = {"recordings": len(recordings)}
-    for name in ("replays", "steady_replays", "moves", "copied_bytes", "total_copied_bytes"):
-        told[name] = sum(getattr(recording, name) for recording in recordings)
-    for name in ("stage", "waiting", "off"):
-        told[name] = dict(Counter(value for one in recordings if (value := getattr(one, name))))
-    told["kept_results"] = sum(len(one.outputs) for graph in graphs for one in graph.kept)
-    told["selection"] = [dataclasses.asdict(one) for graph in graphs for one in graph.selection]
-    for name in ("uncaptured", "slow_calls"):
-        told[name] = {}
-        for one in (one for graph in graphs for one in getattr(graph, name)):
-            told[name][one.reason] = told[name].get(one.reason, 0) + one.calls
-    return told
 
 
 def _read(nest: Any) -> list[Any]:
