@@ -199,13 +199,6 @@ def test_bound_arguments_skip_generated_code() -> None:
         for _ in range(4):
             check()
         assert steady_replays() == before + 20, slow_calls()
-        for layer in (0, 7):
-            model.layers[layer].weight = nn.Parameter(model.layers[layer].weight.detach() * 0.5)
-            for _ in range(ROUNDS):
-                check()
-            model.layers[layer + 1].weight.data = model.layers[layer + 1].weight.data * 1.5
-            for _ in range(ROUNDS):
-                check()
         model.load_state_dict({name: value * 0.75 for name, value in model.state_dict().items()}, assign=True)
         for _ in range(ROUNDS):
             check()

@@ -1,4 +1,4 @@
-"""The suite, nanoGPT and host_tuning on a GPU: drawings, runs of own programs, trials, tuning once, checks."""
+"""The suite and host_tuning on a GPU: drawings, runs of own programs, trials, tuning once, checks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,8 @@ import torch
 
 from host_tuning import Disturbance, check
 from host_tuning.gpu import Nvml
-from models.nanogpt.configurations import NAMED, SIZES
-from models.nanogpt.decoding import CompiledDecoder, Decoder, EagerDecoder, ReplayDecoder, generate
-from models.nanogpt.network import NanoGPT
 from suite.draw.measured import measured_graphs
 from suite.measure.kernels import difference
-from suite.measure.modes import MODES
 from suite.results.schema import Cell, Status
 from suite.results.store import REPOSITORY, read_run
 
@@ -112,31 +108,6 @@ def test_later_processes_run_kernels_tuned_by_the_first(tmp_path: Path) -> None:
         theirs, ours = cells[workload, "compile"].metrics, cell.metrics
         assert theirs is not None and ours is not None and theirs.kernels and ours.kernels
         assert difference(ours.kernels, theirs.kernels).retuned == (), (workload, mode)
-
-
-# NanoGPT's decode step on a GPU: every mode samples eager's tokens, and replays give eager's logits.
-
-
-def decoder(name: str, model: NanoGPT) -> Decoder:
-    mode = MODES[name]
-    if mode.captures == "by hand":
-        return ReplayDecoder(model)
-    return CompiledDecoder(
-        model, lambda step: torch.compile(step, backend=mode.backend or "eager", options=dict(mode.options))
-    )
-
-
-@pytest.mark.parametrize("mode", ["compile", "graph", "indirection", "encore", "by-hand"])
-def test_each_configuration_samples_eagers_tokens(mode: str):
-    torch.manual_seed(1)
-    model = NanoGPT(SIZES["full"]).eval().cuda()
-    reference, other = EagerDecoder(model), decoder(mode, model)
-    for configuration in NAMED:
-        for seed in (1, 2):
-            drawn = torch.Generator().manual_seed(seed)
-            prompt = torch.randint(model.shape.vocabulary, (1, configuration.prompt), generator=drawn).cuda()
-            wanted = generate(model, reference, prompt, configuration.new_tokens, seed)
-            assert torch.equal(generate(model, other, prompt, configuration.new_tokens, seed), wanted)
 
 
 # `host_tuning check` on a machine with a GPU. Reads only: nothing of the machine is changed here.
