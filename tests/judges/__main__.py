@@ -32,7 +32,7 @@ from . import rows as rows_of
 
 INTERRUPTED = 130
 LOG_BYTES = 4 * 2**20
-DEVICES = {"wheel": ("cuda", "simulated"), **dict.fromkeys(projects.PROJECTS, ("cuda", "cpu")), "torchbench": ("cuda",)}
+NAMES = ("wheel", *projects.PROJECTS, "torchbench")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if given.out is None:
         parser.error("OUT is needed")
-    if given.device not in DEVICES[given.name]:
-        parser.error(f"--device {given.device}: {given.name} has {', '.join(DEVICES[given.name])}")
+    if given.device == "simulated" and given.name != "wheel":
+        parser.error("--device simulated: only wheel runs without a GPU")
     if project and (missing := project.missing(given.checkout)):
         parser.error(f"--checkout {given.checkout} has no {', '.join(missing)}")
     if given.device == "cuda" and given.name != "torchbench":
@@ -104,11 +104,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.judges", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", choices=tuple(DEVICES))
+    parser.add_argument("name", choices=NAMES)
     parser.add_argument("out", type=Path, nargs="?", metavar="OUT", help="folder for rows, summary and logs")
     parser.add_argument("--checkout", type=Path, metavar="DIR", help="of the project")
     parser.add_argument("--list", action="store_true", help="say what is needed and end")
-    parser.add_argument("--device", choices=("cuda", "simulated", "cpu"), default="cuda")
+    parser.add_argument("--device", choices=("cuda", "simulated"), default="cuda")
     parser.add_argument("--only", metavar="NAMES", help="entries, samples or files of tests, separated by commas")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="rows of an earlier run to go on from in a new OUT")
     parser.add_argument("--again", action="store_true", help="judge once more what failed, also under plain compile")

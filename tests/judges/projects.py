@@ -67,7 +67,7 @@ PROJECTS = {
         tests=("tests", "-k", "dynamo or compile", "--ignore=tests/io", "--continue-on-collection-errors"),
         needed=("kornia", "tests", "testing", "conftest.py", "pyproject.toml"),
         packages=("pytest", "kornia_rs", "packaging"),
-        environment=(("KORNIA_TEST_OPTIMIZER", "inductor"), ("KORNIA_TEST_DEVICE", "{device}")),
+        environment=(("KORNIA_TEST_OPTIMIZER", "inductor"), ("KORNIA_TEST_DEVICE", "cuda")),
         files=r"def test\w*(dynamo|compile)",
     ),
     "tensordict": Project(
@@ -90,7 +90,7 @@ PROJECTS = {
             "requests", "requests_mock", "safetensors", "transformers",
         ),
         paths=("src", "."),
-        environment=(("RUN_COMPILE", "yes"), ("HF_HUB_OFFLINE", "1"), ("DIFFUSERS_TEST_DEVICE", "{device}")),
+        environment=(("RUN_COMPILE", "yes"), ("HF_HUB_OFFLINE", "1"), ("DIFFUSERS_TEST_DEVICE", "cuda")),
         files="TorchCompileTesterMixin",
     ),
 }  # fmt: skip
@@ -114,7 +114,7 @@ def run(given: argparse.Namespace, rows: RowFile, environment: Mapping[str, str]
         variables = {
             **os.environ,
             **environment,
-            **{name: value.format(device=given.device) for name, value in project.environment},
+            **dict(project.environment),
             "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
             "ENCORE_JUDGE_COMPILER": compiler,
             "ENCORE_JUDGE_ROWS": str(rows.path),

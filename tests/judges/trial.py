@@ -52,14 +52,13 @@ class Leaf:
 class Outcome:
     """Hold the results of calls, in order; `error` is what ended them.
 
-    `replays`: graphs launched in the last call. `read_in_place`: inputs that Encore's graphs read without a copy.
+    `replays`: graphs launched in the last call.
     """
 
     calls: list[list[Leaf]] = field(default_factory=list)
     error: str | None = None
     replays: int = 0
     seconds: float = 0.0
-    read_in_place: int = 0
 
 
 class Recorder:
@@ -100,14 +99,7 @@ def run(program: Case, device: str, compile_: Callable[[Any], Any], launched: Ca
         if is_lost(raised):
             raise DeviceGone(error) from None
     replays = recorder.replayed() if recorder.calls else 0
-    return Outcome(recorder.calls, error, replays, time.perf_counter() - begun, _read_in_place())
-
-
-def _read_in_place() -> int:
-    import optimizations
-
-    recordings = [recording for graph in optimizations.report() for recording in graph.recordings]
-    return sum(given.indirect for recording in recordings for given in recording.inputs)
+    return Outcome(recorder.calls, error, replays, time.perf_counter() - begun)
 
 
 def is_lost(error: BaseException) -> bool:

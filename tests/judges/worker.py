@@ -78,8 +78,6 @@ def judged(
         row: dict[str, Any] = {"task": task.key, "compiler": compiler}
         wrong = trial.difference(found, expected, *bounds)
         row.update(passed=wrong is None, replays=found.replays, seconds=round(found.seconds, 3))
-        if compiler == "encore":
-            row["read_in_place"] = found.read_in_place
         if wrong:
             row["wrong"] = wrong
         if compiler == "compile":
