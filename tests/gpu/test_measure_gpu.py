@@ -157,22 +157,6 @@ def test_smallest_graph_writes_no_memory_of_the_program() -> None:
     assert not torch.cat(taken).any()
 
 
-@pytest.mark.parametrize("optimizer", [False, True])
-def test_iteration_by_hand_is_one_graph_with_eagers_results(cell, optimizer: bool) -> None:
-    """Mode by-hand of a training workload, next to mode step: the same kernels in one graph each."""
-    found = {}
-    for mode in ("step", "by-hand"):
-        spec = {"with_optimizer": optimizer}
-        options = {"task": "training", "loss": lambda output: output.square().mean(), "optimizer": "sgd"}
-        live = cell(lambda: torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Tanh()), mode, spec=spec, **options)
-        assert live.prepare().correctness.passed
-        live.measure(Measure(index=0, turn=0, samples=4, lead_in=1))
-        found[mode] = metrics_of(live)
-    for metrics in found.values():
-        assert metrics.coverage is not None and metrics.coverage.percent == 100
-        assert metrics.graphs is not None and metrics.graphs.cuda_graphs == 1
-
-
 # On a GPU too, compiled programs draw eager's random numbers in eager's order.
 
 

@@ -1,4 +1,4 @@
-"""The suite and host_tuning on a GPU: drawings, runs of own programs, trials, tuning once, checks."""
+"""The suite and host_tuning on a GPU: drawings, runs of own programs, trials, checks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ import torch
 from host_tuning import Disturbance, check
 from host_tuning.gpu import Nvml
 from suite.draw.measured import measured_graphs
-from suite.measure.kernels import difference
 from suite.results.schema import Cell, Status
 from suite.results.store import REPOSITORY, read_run
 
 pytestmark = pytest.mark.gpu
-
-TUNING = "CachingAutotuner.benchmark_all_configs"
-"""Inductor's name for the part of a compilation that tunes kernels."""
 
 LIMIT_S = 240
 """Two minutes are the aim of --quick; a busy host takes longer."""
@@ -91,23 +87,6 @@ def test_each_mode_compiles_once_and_three_have_trials(tmp_path: Path) -> None:
             assert f"{workload} {mode}: compare" not in said  # who is tried by its own process compares, and says so
             others = [cells[workload, other].correctness for other in ("compile", "graph", "encore")]
             assert cell.correctness.digests in [other.digests for other in others if other is not None]
-
-
-def test_later_processes_run_kernels_tuned_by_the_first(tmp_path: Path) -> None:
-    cells, _ = tiny_run(tmp_path / "run", ("MBERT", "DCGAN"), ("compile", "graph", "encore"), processes=3)
-    assert len(cells) == 6
-    first = [cells[workload, "compile"] for workload in ("MBERT", "DCGAN")]
-    assert any(cell.compile and TUNING in cell.compile.parts for cell in first), "nothing was there to tune"
-    for (workload, mode), cell in cells.items():
-        assert len(cell.later) == 2, (workload, mode)
-        for process in cell.later:
-            assert process.compile is not None
-            assert (process.retuned, process.compile.parts.get(TUNING)) == ([], None), (workload, mode, process.process)
-        if mode == "graph":  # it has the kernels of `compile`, and compiled side by side with it
-            assert cell.compile is not None and TUNING not in cell.compile.parts, workload
-        theirs, ours = cells[workload, "compile"].metrics, cell.metrics
-        assert theirs is not None and ours is not None and theirs.kernels and ours.kernels
-        assert difference(ours.kernels, theirs.kernels).retuned == (), (workload, mode)
 
 
 # `host_tuning check` on a machine with a GPU. Reads only: nothing of the machine is changed here.

@@ -243,48 +243,6 @@ def library_that_counts_around_the_step(model: nn.Module, optimizer: torch.optim
     return step, {"between": lambda index: accelerator.counts()}
 
 
-class Orthogonal(torch.optim.Optimizer):
-    """Updates that are made orthogonal, as Muon's."""
-
-    def __init__(self, parameters: Any, lr: float = 0.02, momentum: float = 0.95) -> None:
-        super().__init__(parameters, {"lr": lr, "momentum": momentum})
-
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                if not state:
-                    state["average"] = torch.zeros_like(parameter)
-                average = state["average"].mul_(group["momentum"]).add_(parameter.grad)
-                update = average / (average.norm() + 1e-7)
-                for _ in range(3):
-                    square = update @ update.T
-                    update = 3.4445 * update + (-4.775 * square + 2.0315 * square @ square) @ update
-                parameter.add_(update, alpha=-group["lr"])
-
-
-@program
-def matrices_and_vectors_with_optimizers_of_their_own(device: str) -> Program:
-    """The momentum changes after the eighth call."""
-    model = network(device)
-    matrices = Orthogonal([p for p in model.parameters() if p.ndim == 2])
-    others = torch.optim.SGD([p for p in model.parameters() if p.ndim < 2], lr=0.1)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        loss = loss_of(model, batch)
-        loss.backward()
-        for optimizer in (matrices, others):
-            optimizer.step()
-            optimizer.zero_grad()
-        return loss.detach()
-
-    def between(index: int) -> None:
-        matrices.param_groups[0]["momentum"] = 0.95 if index < 7 else 0.9
-
-    return Program(step, batches(device, 14), lambda: state_of(model, matrices), between, replays=14 - 5, recordings=2)
-
-
 @program
 def optimizers_in_hooks_of_the_backward(device: str) -> Program:
     """Each parameter has its own, which runs as soon as its gradient is there."""
