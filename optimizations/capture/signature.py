@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import sys
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from optimizations import torch_internals
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.geometry import is_lazy_view
 
-NUMPY: tuple[type, ...] = ()
-"""Scalar types of NumPy, which PyTorch imports if it is installed."""
-if (_numpy := sys.modules.get("numpy")) is not None:
-    NUMPY = (_numpy.number, _numpy.bool_)
+NUMPY = (np.number, np.bool_)
+"""Scalar types of NumPy."""
 PLAIN: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, *NUMPY)
 _TENSOR = ("tensor",)
 OTHER_RESULT = Refusal(
@@ -50,81 +48,76 @@ class Same:
     The object is referenced weakly if possible: otherwise the batches of many calls might be kept alive.
     """
 
-    __slots__ = ("_get", "_hash", "kind")
+    __slots__ = ("_hash", "get", "kind")
 
     def __init__(self, value: Any) -> None:
         self.kind = type(value)
         self._hash = id(value)
         try:
-            self._get: Callable[[], Any] = weakref.ref(value)
+            self.get: Callable[[], Any] = weakref.ref(value)
         except TypeError:
-            self._get = lambda: value
-
-    @property
-    def value(self) -> Any:
-        """Return the object; None after it was freed."""
-        return self._get()
+            self.get = lambda: value
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Same) and (mine := self._get()) is not None and mine is other._get())
+        return self is other or (isinstance(other, Same) and (mine := self.get()) is not None and mine is other.get())
 
 
-def flatten(nest: Any, tensors: list[torch.Tensor], inside: tuple[int, ...] = ()) -> Hashable:
-    """Return the structure of `nest`; its tensors are appended to `tensors`, in order.
+_Inside = tuple[int, ...]
+"""Ids of the enclosing dataclasses. One that contains itself is treated as an opaque object."""
 
-    `inside`: ids of the enclosing dataclasses. One that contains itself is treated as an opaque object.
+
+def members_of(nest: Any, inside: _Inside) -> tuple[tuple[Any, ...] | str | None, Sequence[Any], _Inside] | None:
+    """Return the keys or field names of a container, its members, and what they are `inside`; None for a leaf.
+
+    Lists and tuples have no keys. A class that is registered with PyTorch's pytrees has a description instead.
     """
+    kind = type(nest)
+    if isinstance(nest, (list, tuple)):
+        return None, nest, inside
+    if kind is dict or isinstance(nest, Mapping):
+        return tuple(nest), [nest[key] for key in nest], inside
+    if dataclasses.is_dataclass(nest) and not isinstance(nest, (type, torch.Tensor)) and id(nest) not in inside:
+        names = tuple([one.name for one in dataclasses.fields(nest) if hasattr(nest, one.name)])
+        return names, [getattr(nest, name) for name in names], (*inside, id(nest))
+    if kind in torch_internals.pytree.SUPPORTED_NODES:
+        members, spec = torch_internals.pytree.tree_flatten(nest)
+        return str(spec), members, inside
+    return None
+
+
+def flatten(nest: Any, tensors: list[torch.Tensor], inside: _Inside = ()) -> Hashable:
+    """Return the structure of `nest`; its tensors are appended to `tensors`, in order."""
     kind = type(nest)
     if kind is torch.Tensor or isinstance(nest, torch.Tensor):
         tensors.append(nest)
         return _TENSOR
     if kind in PLAIN:
         return exact(nest)
-    if kind is dict or isinstance(nest, Mapping):
-        return kind, tuple(nest), tuple([flatten(nest[key], tensors, inside) for key in nest]), attributes(nest)
-    if isinstance(nest, (list, tuple)):
-        return kind, tuple([flatten(member, tensors, inside) for member in nest]), attributes(nest)
-    if is_dataclass(nest) and id(nest) not in inside:
-        inside = (*inside, id(nest))
-        members = [(name, flatten(member, tensors, inside)) for name, member in fields(nest)]
-        return kind, tuple(members), attributes(nest)
-    if kind in torch_internals.pytree.SUPPORTED_NODES:
-        members, spec = torch_internals.pytree.tree_flatten(nest)
-        return kind, str(spec), tuple([flatten(member, tensors, inside) for member in members])
-    return exact(nest) if isinstance(nest, NUMPY) else Same(nest)
+    if (found := members_of(nest, inside)) is None:
+        return exact(nest) if isinstance(nest, NUMPY) else Same(nest)
+    keys, members, inside = found
+    others = () if type(keys) is str else attributes(nest, members)
+    return kind, keys, tuple([flatten(member, tensors, inside) for member in members]), others
 
 
-def is_dataclass(nest: Any) -> bool:
-    """Return whether it is an object of a dataclass."""
-    return dataclasses.is_dataclass(nest) and not isinstance(nest, type)
-
-
-def fields(nest: Any) -> list[tuple[str, Any]]:
-    """Return the fields of a dataclass that have a value, by name."""
-    named = [field.name for field in dataclasses.fields(nest)]
-    return [(name, getattr(nest, name)) for name in named if hasattr(nest, name)]
-
-
-def attributes(nest: Any) -> Hashable:
+def attributes(nest: Any, members: Sequence[Any]) -> Hashable:
     """Return the numbers, strings, lists and tuples of these, and tensors that a container of the program's own has.
 
     Tensors that are also members, as in results of Hugging Face's models, are skipped.
     """
     if not (held := getattr(nest, "__dict__", None)):
         return ()
-    if isinstance(nest, Mapping):
-        nest = nest.values()
-    members = set(map(id, [value for _, value in fields(nest)] if is_dataclass(nest) else nest))
+    known = set(map(id, members))
     found: list[Hashable] = []
     for name, value in held.items():
         if type(value) in PLAIN:
             found.append((name, exact(value)))
         elif type(value) in (list, tuple) and all(type(member) in PLAIN for member in value):
             found.append((name, type(value), exact(tuple(value))))
-        elif isinstance(value, torch.Tensor) and id(value) not in members:
+        elif isinstance(value, torch.Tensor) and id(value) not in known:
             found.append((name, Same(value)))
     return tuple(found)
 
@@ -139,11 +132,11 @@ def without_objects(structure: Any) -> Hashable:
 def is_gone(structure: Any) -> bool:
     """Return whether an object in it was freed, so that no later call can have this structure."""
     if isinstance(structure, Same):
-        return structure.value is None
+        return structure.get() is None
     return type(structure) is tuple and any(map(is_gone, structure))
 
 
-def replaced(nest: Any, tensors: Iterator[Any], inside: tuple[int, ...] = ()) -> Any:
+def replaced(nest: Any, tensors: Iterator[Any], inside: _Inside = ()) -> Any:
     """Return a copy of `nest` with its tensors, in the order of `flatten`, replaced by those given.
 
     Raises:
@@ -152,24 +145,21 @@ def replaced(nest: Any, tensors: Iterator[Any], inside: tuple[int, ...] = ()) ->
     kind = type(nest)
     if isinstance(nest, torch.Tensor):
         return next(tensors)
-    if kind in PLAIN:
+    if kind in PLAIN or (found := members_of(nest, inside)) is None:
         return nest
-    if kind is dict:
-        return {key: replaced(value, tensors, inside) for key, value in nest.items()}
-    if isinstance(nest, Mapping):
-        return _with_values(nest, {key: replaced(nest[key], tensors, inside) for key in nest})
-    if isinstance(nest, (list, tuple)):
-        members = [replaced(member, tensors, inside) for member in nest]
+    keys, members, inside = found
+    members = [replaced(member, tensors, inside) for member in members]
+    if keys is None:
         return members if kind is list else _with_members(nest, members)
-    if is_dataclass(nest) and id(nest) not in inside:
-        changed = copy.copy(nest)
-        for name, member in fields(nest):
-            object.__setattr__(changed, name, replaced(member, tensors, (*inside, id(nest))))
-        return changed
-    if kind in torch_internals.pytree.SUPPORTED_NODES:
-        members, spec = torch_internals.pytree.tree_flatten(nest)
-        return torch_internals.pytree.tree_unflatten([replaced(one, tensors, inside) for one in members], spec)
-    return nest
+    if type(keys) is str:
+        return torch_internals.pytree.tree_unflatten(members, torch_internals.pytree.tree_structure(nest))
+    now = dict(zip(keys, members, strict=True))
+    if kind is dict or isinstance(nest, Mapping):
+        return now if kind is dict else _with_values(nest, now)
+    changed = copy.copy(nest)
+    for name, member in now.items():
+        object.__setattr__(changed, name, member)
+    return changed
 
 
 def _with_values(nest: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:
@@ -200,25 +190,14 @@ def _with_members(nest: Any, members: list[Any]) -> Any:
     return made
 
 
-def parts(nest: Any, prefix: str, inside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any, bool]]:
+def parts(nest: Any, prefix: str, inside: _Inside = ()) -> Iterator[tuple[str, Any, bool]]:
     """Yield an expression, the value, and whether it is a leaf, for all in `nest` in the order of `flatten`."""
-    if type(nest) in PLAIN or isinstance(nest, torch.Tensor):
-        members = None
-    elif isinstance(nest, Mapping):
-        members = [(f"{prefix}[{key!r}]", nest[key]) for key in nest]
-    elif isinstance(nest, (list, tuple)):
-        members = [(f"{prefix}[{index}]", member) for index, member in enumerate(nest)]
-    elif is_dataclass(nest) and id(nest) not in inside:
-        members = [(f"{prefix}.{name}", member) for name, member in fields(nest)]
-        inside = (*inside, id(nest))
-    elif type(nest) in torch_internals.pytree.SUPPORTED_NODES:
-        found = torch_internals.pytree.tree_flatten(nest)[0]
-        members = [(f"{prefix}.{index}", member) for index, member in enumerate(found)]
-    else:
-        members = None
-    yield prefix, nest, members is None
-    for name, member in members or ():
-        yield from parts(member, name, inside)
+    found = members_of(nest, inside)
+    yield prefix, nest, found is None
+    keys, members, inside = found or (None, (), ())
+    expression = "{}[{!r}]" if keys is None or isinstance(nest, Mapping) else "{}.{}"
+    for key, member in zip(keys if isinstance(keys, tuple) else range(len(members)), members, strict=True):
+        yield from parts(member, expression.format(prefix, key), inside)
 
 
 def named_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str] = ()) -> list[tuple[str, Any]]:
@@ -231,12 +210,10 @@ def copies(nest: Any) -> bool:
     """Return whether a copy by `replaced` has the same structure."""
     tensors: list[torch.Tensor] = []
     structure = flatten(nest, tensors)
-    others: list[torch.Tensor] = []
     try:
-        again = flatten(replaced(nest, iter([tensor.detach() for tensor in tensors])), others)
+        return flatten(replaced(nest, iter([tensor.detach() for tensor in tensors])), []) == structure
     except Exception:  # copying an object of the program may raise anything
         return False
-    return len(others) == len(tensors) and again == structure
 
 
 def tensor_key(tensor: torch.Tensor) -> Hashable:
