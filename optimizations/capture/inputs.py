@@ -12,7 +12,6 @@ from typing import TypeGuard
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.signature import alias_pattern
 from optimizations.graph.memory import each_once, overlaps, size_bytes
 
 
@@ -25,22 +24,23 @@ class CopiedInputs:
     """
 
     def __init__(self, inputs: Sequence[torch.Tensor], in_place: Collection[int] = ()) -> None:
-        first: dict[int, torch.Tensor] = {id(inputs[index]): inputs[index] for index in in_place}
-        for tensor in inputs:
-            if id(tensor) not in first:
-                first[id(tensor)] = _like(tensor)
+        stand_ins = {id(inputs[index]): inputs[index] for index in in_place}
         self.in_place = sorted(in_place)
         self._addresses = [inputs[index].data_ptr() for index in self.in_place]
-        self.recording_inputs = [first[id(tensor)] for tensor in inputs]
-        copied = [
-            index
-            for index, first_index in enumerate(alias_pattern(inputs))
-            if first_index == index and size_bytes(inputs[index]) and self.recording_inputs[index] is not inputs[index]
-        ]
-        self._copied = [(index, overlaps(inputs[index])) for index in copied]
-        pairs = [(self.recording_inputs[index], once) for index, once in self._copied]
-        self._targets = [each_once(one) if once else one.detach() for one, once in pairs]
-        self.copied_tensors, self.copied_bytes = len(pairs), sum(size_bytes(one) for one, _ in pairs)
+        self._copied: list[tuple[int, bool]] = []
+        self._targets: list[torch.Tensor] = []
+        for index, tensor in enumerate(inputs):
+            if id(tensor) in stand_ins:
+                continue
+            # Compiled code checks whether it is an inference tensor. PyTorch counts writes to other tensors only.
+            with torch.inference_mode(torch.is_inference_mode_enabled() and tensor.is_inference()):
+                placeholder = stand_ins[id(tensor)] = tensor.new_empty_strided(tensor.shape, tensor.stride())
+            if size_bytes(tensor):
+                self._copied.append((index, once := overlaps(tensor)))
+                self._targets.append(each_once(placeholder) if once else placeholder.detach())
+        self.recording_inputs = [stand_ins[id(tensor)] for tensor in inputs]
+        self.copied_tensors = len(self._copied)
+        self.copied_bytes = sum(size_bytes(inputs[index]) for index, _ in self._copied)
         self.bind(inputs)
 
     def moved(self, inputs: Sequence[torch.Tensor]) -> bool:
@@ -59,50 +59,27 @@ _SHORT = (torch.bfloat16, torch.float16)
 
 
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy tensors in as few launches as PyTorch allows."""
+    """Copy tensors in as few launches as PyTorch allows: one for each dtype, as it copies lists of several one by one.
+
+    Kernels cannot read elements at an address that is not aligned to them: then all of that dtype are copied alone.
+    """
+    groups: dict[torch.dtype, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        groups.setdefault(target.dtype, []).append((target, source))
     had_grad = torch.is_grad_enabled()
     try:
         torch_internals.set_grad_enabled(False)  # `torch.no_grad` takes ten times as long
-        dtypes = [target.dtype for target in targets]
-        for dtype in dict.fromkeys(dtypes):
-            if dtypes.count(dtype) > 1:
-                _copy_together([pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == dtype])
+        for dtype, pairs in groups.items():
+            if pairs[1:] and not any((to.data_ptr() | of.data_ptr()) % dtype.itemsize for to, of in pairs):
+                lists = [list(one) for one in zip(*pairs, strict=True)]
+                if dtype in _SHORT:
+                    lists = [[one.view(torch.int16) for one in tensors] for tensors in lists]
+                torch_internals.foreach_copy_(*lists, non_blocking=True)
             else:
-                place = dtypes.index(dtype)
-                targets[place].copy_(sources[place], non_blocking=True)
+                for target, source in pairs:
+                    target.copy_(source, non_blocking=True)
     finally:
         torch_internals.set_grad_enabled(had_grad)
-
-
-def _copy_together(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy tensors of one dtype in one launch: PyTorch copies lists of mixed dtypes one by one.
-
-    A tensor whose address is not aligned to its elements is copied alone, because kernels cannot read its elements.
-    """
-    together: list[tuple[torch.Tensor, torch.Tensor]] = []
-    alone: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for pair in pairs:
-        (together if _is_aligned(*pair) else alone).append(pair)
-    for target, source in pairs if len(together) < 2 else alone:
-        target.copy_(source, non_blocking=True)
-    if len(together) > 1:
-        targets, sources = map(list, zip(*together, strict=True))
-        if targets[0].dtype in _SHORT:
-            targets, sources = [one.view(torch.int16) for one in targets], [one.view(torch.int16) for one in sources]
-        torch_internals.foreach_copy_(targets, sources, non_blocking=True)
-
-
-def _is_aligned(target: torch.Tensor, source: torch.Tensor) -> bool:
-    return not (target.data_ptr() | source.data_ptr()) % target.element_size()
-
-
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a placeholder. It is an inference tensor only if the input is one.
-
-    Compiled code checks this, and PyTorch counts writes to other tensors.
-    """
-    with torch.inference_mode(torch.is_inference_mode_enabled() and tensor.is_inference()):
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
 def is_plain(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
