@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,6 +13,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.calls.turns import make_context_current, wait_for_stream
+from optimizations.capture.inputs import is_plain
 from optimizations.capture.side_stream import SideStreams
 from optimizations.concurrency.branches import Branches
 from optimizations.concurrency.launch_log import LaunchLog, allocated_bytes
@@ -56,28 +56,25 @@ class Device:
         """Let the current stream wait for the stream of the previous launch, if that is a different one.
 
         Call this before a launch. Return False if the program captures the current stream: no graph can be launched.
+        Note [Calls on several streams].
         """
         if not hasattr(self._entered, "yes"):
             make_context_current(self.index)
             self._entered.yes = True
         if torch.cuda.is_current_stream_capturing():
             return False
-        stream = torch_internals.current_raw_stream(self.index)
-        return stream == self._launched_on or self._follow(stream)
+        if (stream := torch_internals.current_raw_stream(self.index)) != self._launched_on:
+            with torch.cuda.device(self.index):  # the current device may be a different one
+                if torch.cuda.is_current_stream_capturing():
+                    return False
+                if self._launched_on is not None:
+                    wait_for_stream(self._launched_on, self.index)
+            self._launched_on = stream
+        return True
 
     def is_on_other_stream(self) -> bool:
         """Return whether the current stream differs from that of the last launch for which `follow` was called."""
         return self._launched_on not in (None, torch_internals.current_raw_stream(self.index))
-
-    def _follow(self, stream: int) -> bool:
-        """Wait for the last launch. Note [Calls on several streams]. The current device may differ from this one."""
-        with torch.cuda.device(self.index):
-            if torch.cuda.is_current_stream_capturing():
-                return False
-            if self._launched_on is not None:
-                wait_for_stream(self._launched_on, self.index)
-        self._launched_on = stream
-        return True
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether the tensor is on the device."""
@@ -109,7 +106,7 @@ class Device:
         """
         stream = torch.cuda.current_stream(self.index)
         for tensor in tensors:
-            if type(tensor) is torch.Tensor and tensor.layout is torch.strided and self.holds(tensor):
+            if is_plain(tensor) and self.holds(tensor):
                 tensor.data.record_stream(stream)
 
     def new_pool(self) -> Any:
@@ -135,7 +132,6 @@ class Device:
         """Capture the block; its work of the GPU is not executed."""
         with torch.cuda.device(self.index), uncollected(), at_rest():
             outside, stream = torch.cuda.current_stream(), self.streams.current
-            broken = True
             try:
                 with (
                     in_order(stream),
@@ -143,12 +139,10 @@ class Device:
                 ):
                     yield
                 graph.instantiate()
-                broken = False
-            finally:
+            except BaseException as error:
                 torch.cuda.set_stream(outside)
-                if broken:
-                    in_cusolver = failed_in_cusolver(sys.exc_info()[1])
-                    end_failed_capture(self.index, pool, stream, in_cusolver=in_cusolver)
+                end_failed_capture(self.index, pool, stream, in_cusolver=failed_in_cusolver(error))
+                raise
 
     def make_room(self, size_bytes: int) -> None:
         """Reserve a free block of this size in the pool of the current capture, if there is enough memory."""
@@ -160,12 +154,6 @@ class Device:
         """Return whether a captured graph may hold an address in one of these ranges."""
         return bool(memory) and any_word_in(self.read(graph), memory)
 
-    def node_count(self) -> int:
-        """Return the number of nodes of the graph that is being captured."""
-        from cuda.bindings import driver
-
-        return captured_nodes(driver, driver.CUstream(self.streams.current.cuda_stream))
-
     def read(self, graph: Any) -> CapturedGraph:
         """Return a captured graph as a record, nodes in the order in which they were captured."""
         from cuda.bindings import driver
@@ -173,9 +161,12 @@ class Device:
         return read_graph(driver, driver.CUgraph(graph.raw_cuda_graph()))
 
     def launch_log(self, *, notes_memory: bool) -> LaunchLog:
-        """Return a log of the launches of a capture and, with `notes_memory`, of the memory they touch."""
+        """Return a log of the launches of the next capture and, with `notes_memory`, of the memory they touch."""
+        from cuda.bindings import driver
+
+        count = functools.partial(captured_nodes, driver, driver.CUstream(self.streams.current.cuda_stream))
         allocated = functools.partial(allocated_bytes, self.index)
-        return LaunchLog(self.node_count, None, allocated_bytes=allocated, notes_memory=notes_memory)
+        return LaunchLog(count, None, allocated_bytes=allocated, notes_memory=notes_memory)
 
     def branches(self, graph: Any, log: LaunchLog) -> Branches:
         """Return the race of a captured graph's chain against branches."""
@@ -211,10 +202,8 @@ def any_word_in(graph: CapturedGraph, memory: Sequence[MemoryRange]) -> bool:
     A word may begin at every fourth byte. A number that equals such an address counts as one, and so does a graph
     inside of the graph, which is not read.
     """
+    if any(isinstance(node, OtherNode) and node.type_name == "GRAPH" for node in graph.nodes):
+        return True
     ranges = MemoryRanges(memory)
-    inside = any(isinstance(node, OtherNode) and node.type_name == "GRAPH" for node in graph.nodes)
-    if inside or not memory:
-        return inside
-    spans = [one.span for one in memory]
-    words = addresses_between(graph.nodes, min(start for start, _ in spans), max(end for _, end in spans))
-    return any(address in ranges for found in words for address in found)
+    low, *_, high = ranges.borders or (0, 0)
+    return any(word in ranges for words in addresses_between(graph.nodes, low, high) for word in words)

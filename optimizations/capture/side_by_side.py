@@ -40,15 +40,12 @@ def side_by_side(device: Device, graph: Any, pool: Any, log: LaunchLog | None) -
         return log.failure
     if any(one.launch.name.partition(".")[0] in COLLECTIVE_OPERATORS for one in log.logged):
         return HAS_COLLECTIVES
-    branches = None
+    branches = device.branches(graph, log)
     try:
         memory, used = device.memory(pool)
         log.never_freed = [one.span for one in used]
-        branches = device.branches(graph, log)
         branches.prepare(device.read(graph), [one.span for one in memory])
     except Exception as error:
-        if branches is None:
-            return one_line(error)
         branches.stop(one_line(error))
     return branches
 

@@ -27,7 +27,6 @@ import os
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -37,7 +36,7 @@ from optimizations.graph.records import MemoryRange
 from optimizations.torch_internals.gpu_state import is_capturing, is_pytorchs, memory_segments
 
 ATTEMPTS = 4
-"""Streams that are tried, the last one new. If none gets a workspace, this version of PyTorch keeps none."""
+"""New streams that are tried. If none gets a workspace, this version of PyTorch keeps none."""
 
 _idle: defaultdict[int, list[SideStream]] = defaultdict(list)
 
@@ -48,7 +47,7 @@ class SideStream:
     def __init__(self, device: int) -> None:
         self._device = device
         self.stream = own_stream(device)
-        self._pool = Pool(device)
+        self.pool = Pool(device)
         self._kept: dict[int, int] = {}
         self._followed: dict[int, torch.cuda.Stream] = {}
 
@@ -82,10 +81,6 @@ class SideStream:
             _run_in_backward(self._device, lambda: found.append(self._keep()))
         return all(found)
 
-    def workspaces(self) -> list[MemoryRange]:
-        """Return the memory of the workspaces."""
-        return list(pool_memory(self._pool.id))
-
     def keeps_workspace(self) -> bool:
         """Return whether `keep_workspaces` prepared the current thread, and this stream is the current one."""
         if not self._kept:
@@ -96,7 +91,7 @@ class SideStream:
     def _keep(self) -> bool:
         """Allocate the workspaces of the current thread and stream in the pool."""
         before = self._blocks()
-        torch_internals.begin_allocating(self._device, self._pool.id)
+        torch_internals.begin_allocating(self._device, self.pool.id)
         try:
             handle = torch.cuda.current_blas_handle()
             if os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "0":  # cuBLASLt then has separate workspaces
@@ -104,15 +99,15 @@ class SideStream:
                 torch.addmm(some[0], some, some)
                 del some
         finally:
-            torch_internals.end_allocating(self._device, self._pool.id)
-            torch_internals.release_pool(self._device, self._pool.id)  # the reference that the beginning counted
+            torch_internals.end_allocating(self._device, self.pool.id)
+            torch_internals.release_pool(self._device, self.pool.id)  # the reference that the beginning counted
         if handle not in self._kept and (taken := self._blocks() - before):
             self._kept[handle] = taken
         return handle in self._kept
 
     def _blocks(self) -> int:
         """Count the blocks of the pool that are in use."""
-        segments = memory_segments(self._pool.id)
+        segments = memory_segments(self.pool.id)
         return sum(block["state"] == "active_allocated" for segment in segments for block in segment["blocks"])
 
 
@@ -130,8 +125,11 @@ class SideStreams:
 
     @property
     def _last(self) -> SideStream:
-        if not self._used:
-            self._take()
+        if not self._used and (idle := _idle[self._device]):
+            self._used.append(idle.pop())
+            torch.cuda.synchronize(self._device)  # graphs of the previous owner may still run
+        elif not self._used:
+            self._used.append(SideStream(self._device))
         return self._used[-1]
 
     @property
@@ -147,8 +145,8 @@ class SideStreams:
         """
         if not self._keeps or self._last.keep_workspaces():
             return True
-        for left in reversed(range(ATTEMPTS)):  # graphs may write to workspaces of the previous stream, so it is kept
-            self._take(new=not left)
+        for _ in range(ATTEMPTS):  # graphs may write to workspaces of the previous stream, so it is kept
+            self._used.append(SideStream(self._device))
             if self._last.keep_workspaces():
                 return False
         self._keeps = False
@@ -164,30 +162,13 @@ class SideStreams:
 
     def workspaces(self) -> list[MemoryRange]:
         """Return the memory of the workspaces of the stream to capture on."""
-        return self._used[-1].workspaces() if self._used else []
-
-    def _take(self, *, new: bool = False) -> None:
-        if new or not (idle := _idle[self._device]):
-            self._used.append(SideStream(self._device))
-            return
-        self._used.append(idle.pop())
-        torch.cuda.synchronize(self._device)  # graphs of the previous owner may still run
+        return list(pool_memory(self._last.pool.id))
 
 
-def _run_in_backward(device: int, do: Callable[[], object]) -> None:
+def _run_in_backward(device: int, do: Callable[[], None]) -> None:
     """Run a function in autograd's thread of the device, on the current stream."""
     with torch.inference_mode(False), torch.enable_grad(), torch.cuda.device(device):
         leaf = torch.zeros(1, device=torch.device("cuda", device), requires_grad=True)
-        torch.autograd.grad(_Backward.apply(leaf, do), leaf, torch.zeros_like(leaf))
-
-
-class _Backward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, do: Callable[[], object]) -> torch.Tensor:
-        ctx.do = do
-        return leaf.clone()
-
-    @staticmethod
-    def backward(ctx: Any, tangent: torch.Tensor) -> tuple[torch.Tensor, None]:
-        ctx.do()
-        return tangent, None
+        result = leaf.clone()
+        result.register_hook(lambda tangent: do())
+        torch.autograd.grad(result, leaf, torch.zeros_like(leaf))

@@ -267,7 +267,7 @@ def test_captured_step_uses_retained_workspaces() -> None:
         step(x)
     device = step._recorder.device  # type: ignore[attr-defined]
     (recording,) = step._recorder.recordings.tried  # type: ignore[attr-defined]
-    kept = pool_memory(device.streams._used[-1]._pool.id)
+    kept = pool_memory(device.streams._used[-1].pool.id)
     assert len(kept) >= 1
     assert device.mentions(recording.graph, kept)
     step.close()
