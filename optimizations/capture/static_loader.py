@@ -13,10 +13,10 @@ step before may still read them.
 from __future__ import annotations
 
 import enum
-import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,23 +31,18 @@ class Transfer:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._done: torch.cuda.Event | None = None
 
     def stage(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Begin to copy tensors to the device, and return the copies."""
         if any(one.is_cuda for one in tensors):  # they may be results of the calling stream
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            staged = [one.to(self._device, non_blocking=True, copy=True) for one in tensors]
-            self._done = torch.cuda.Event()
-            self._done.record()
-        return staged
+            return [one.to(self._device, non_blocking=True, copy=True) for one in tensors]
 
     def fill(self, buffers: Sequence[torch.Tensor], staged: Sequence[torch.Tensor]) -> None:
-        """Copy what `stage` returned into buffers, in the order of the calling stream."""
+        """Copy what `stage` returned last into buffers, in the order of the calling stream."""
         stream = torch.cuda.current_stream(self._device)
-        if self._done is not None:
-            stream.wait_event(self._done)
+        stream.wait_stream(self._stream)
         for buffer, one in zip(buffers, staged, strict=True):
             buffer.copy_(one)
             one.record_stream(stream)
@@ -101,8 +96,7 @@ class StaticLoader(Iterator[Any]):
             StopIteration: the epoch is over.
             RuntimeError: the calling stream is being captured, but not for a step.
         """
-        fetches = _running.fetches
-        if fetches is not None:
+        if (fetches := _running.get()) is not None:
             return fetches.next(self)
         if self.transfer.is_capturing():
             raise RuntimeError("a graph fetches no batches; call next() before what is captured, or use graph_step")
@@ -116,7 +110,7 @@ class StaticLoader(Iterator[Any]):
         Raises:
             StopIteration: the epoch is over.
         """
-        if not self.is_ready():
+        if not self.prefetch():
             error = self._error
             assert error is not None
             if not isinstance(error, StopIteration):
@@ -131,22 +125,16 @@ class StaticLoader(Iterator[Any]):
             self.transfer.fill(buffers, staged)
         return Batch(replaced(value, iter(buffers)), buffers, (*key, *(one.data_ptr() for one in buffers)))
 
-    def is_ready(self) -> bool:
-        """Return whether `take` returns a batch, and does not raise."""
-        self.prefetch()
-        return bool(self._ahead)
-
     def give_back(self, batches: Sequence[Batch]) -> None:
         """Let the next calls of `take` return these batches."""
         self._ahead.extendleft((one.value, one.key[1], one.buffers) for one in reversed(batches))
 
-    def prefetch(self) -> None:
-        """Begin to copy the next batch. An exception of the loader is raised by `take`."""
+    def prefetch(self) -> bool:
+        """Begin to copy the next batch. Return False if `take` raises: the loader did, or the epoch is over."""
         if self._ahead or self._error is not None:
-            return
+            return bool(self._ahead)
         if self._iterator is None:
-            iter(self)
-        assert self._iterator is not None
+            self._iterator = iter(self._loader)
         try:
             value, tensors = next(self._iterator), list[torch.Tensor]()
             structure = flatten(value, tensors)
@@ -159,48 +147,40 @@ class StaticLoader(Iterator[Any]):
             self._ahead.append((value, structure, self.transfer.stage(tensors)))
         except Exception as error:
             self._error = error
+        return bool(self._ahead)
 
 
 class Fetches:
-    """Take the batches that calls of one step fetch. Note [Batches of a step].
-
-    Attributes:
-        key: distinguishes calls whose batches have different buffers.
-        is_open: whether `end` has work to do after the call.
-    """
+    """Take the batches that calls of one step fetch. Note [Batches of a step]."""
 
     def __init__(self) -> None:
-        self.is_open = False
         self._order: tuple[StaticLoader, ...] = ()
         self._noted: list[StaticLoader] | None = None
-        self._is_cut_short = False
         self._lent: dict[StaticLoader, list[Batch]] = {}
-        self.key: Hashable = ()
 
-    def __bool__(self) -> bool:
-        """Return whether calls fetch batches."""
-        return bool(self._order)
+    def take(self) -> Hashable | None:
+        """Take the batches of the next call; return a key that distinguishes calls with different buffers.
 
-    def take(self) -> bool:
-        """Take the batches of the next call; False if the epoch ends before it has them all, or a loader raises."""
-        self.is_open = True
+        Return None if the epoch ends before it has them all, or a loader raises.
+        """
+        if not self._order:
+            return ()
         for loader in self._order:
-            if not loader.is_ready():
-                return False
+            if not loader.prefetch():
+                return None
             lent = self._lent.setdefault(loader, [])
             lent.append(loader.take(len(lent)))
-        self._lend()
-        return True
+            loader.lent = tuple(lent)
+        return tuple([one.key for lent in self._lent.values() for one in lent])
 
     @contextmanager
     def run(self) -> Iterator[None]:
         """Run Python of the step in the block. It fetches its batches from the first on."""
-        self.is_open, self._is_cut_short, self._noted = True, False, []
-        before, _running.fetches = _running.fetches, self
+        self._noted, token = [], _running.set(self)
         try:
             yield
         finally:
-            _running.fetches = before
+            _running.reset(token)
 
     def next(self, loader: StaticLoader) -> Any:
         """Return the batch that the step fetches now.
@@ -211,40 +191,29 @@ class Fetches:
         """
         assert self._noted is not None
         lent, at = self._lent.setdefault(loader, []), self._noted.count(loader)
-        if at == len(lent):
-            if loader.transfer.is_capturing():
-                raise RuntimeError("the step fetches more batches than in the call before")
-            self._is_cut_short = True
-            lent.append(loader.take(at))
-            self._is_cut_short = False
-            self._lend()
         self._noted.append(loader)
-        return lent[at].value
+        if at < len(lent):
+            return lent[at].value
+        if loader.transfer.is_capturing():
+            raise RuntimeError("the step fetches more batches than in the call before")
+        lent.append(loader.take(at))
+        return lent[-1].value
 
     def end(self) -> None:
         """Record what the call fetched, return unused batches to their loaders, and begin to copy the next batches."""
         if self._noted is not None:
+            fetched = Counter(self._noted)
             for loader, lent in self._lent.items():
-                loader.give_back(lent[self._noted.count(loader) :])
-            if not self._is_cut_short:
+                loader.give_back(lent[fetched[loader] :])
+            if all(count <= len(self._lent[loader]) for loader, count in fetched.items()):  # no epoch ended
                 self._order = tuple(self._noted)
-            self._noted = None
-        loaders, self._lent, self.is_open = list(self._lent), {}, False
-        for loader in loaders:
+        lent_by, self._lent, self._noted = self._lent, {}, None
+        for loader in lent_by:
             loader.lent = ()
             loader.prefetch()
 
-    def _lend(self) -> None:
-        for loader, lent in self._lent.items():
-            loader.lent = tuple(lent)
-        self.key = tuple(one.key for lent in self._lent.values() for one in lent)
 
-
-class _Thread(threading.local):
-    fetches: Fetches | None = None
-
-
-_running = _Thread()
+_running: ContextVar[Fetches | None] = ContextVar("fetches", default=None)
 
 
 def static_loader(loader: Iterable[Any], device: torch.device | str | int | None = None) -> StaticLoader:
@@ -275,7 +244,7 @@ def static_loader(loader: Iterable[Any], device: torch.device | str | int | None
         raise TypeError(
             f"static_loader needs an iterable of batches, such as a DataLoader, not {type(loader).__name__}"
         )
-    found = torch.device("cuda" if device is None else device if not isinstance(device, int) else f"cuda:{device}")
+    found = torch.device("cuda" if device is None else device)
     if found.type != "cuda":
         raise ValueError(f"static_loader copies batches to a CUDA device, not to {found}")
     if found.index is None:

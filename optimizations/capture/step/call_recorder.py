@@ -89,11 +89,9 @@ class CallRecorder:
         self._calls += 1
         key = None if self._options.key is None else _hashable(self._options.key())
         try:
-            if self._fetches:
-                if not self._fetches.take():  # the step handles the end of the epoch
-                    return self._uncaptured(args, kwargs)
-                key = key, self._fetches.key
-            self._key_value = key
+            if (fetched := self._fetches.take()) is None:  # the step handles the end of the epoch
+                return self._uncaptured(args, kwargs)
+            self._key_value = (key, fetched) if fetched else key
             try:
                 return self._call(args, kwargs)
             except NotLaunched:  # nothing was done yet: record without branches
@@ -101,8 +99,7 @@ class CallRecorder:
                 self.recordings.drop_all()
                 return self._call(args, kwargs)
         finally:
-            if self._fetches.is_open:
-                self._fetches.end()
+            self._fetches.end()
 
     def close(self) -> None:
         """Free the graphs and their memory. Later calls run eagerly."""
