@@ -31,18 +31,6 @@ from torch.nn.utils import parametrizations
 __all__ = ["PROGRAMS"]
 
 
-@loop(options={"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "foreach": True})
-def momentum_foreach_zeroed_at_the_end(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    def step(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return {"loss": loss.detach()}
-
-    return step
-
-
 def with_gradients(model: nn.Module) -> dict[str, Any]:
     """Compare the gradients as well at the end."""
     return {"state": lambda: [*state_of(model), *(p.grad for p in model.parameters())]}
@@ -106,22 +94,6 @@ def numbers_assigned_to_parts_of_tensors(device: str, model: nn.Module, optimize
     return step
 
 
-@loop()
-def micro_batches_in_one_step(device: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    def step(*micro_batches: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
-        total = torch.zeros((), device=device)
-        for batch in micro_batches:
-            loss = loss_of(model, batch) / len(micro_batches)
-            loss.backward()
-            total += loss.detach()
-        optimizer.step()
-        return total
-
-    plain = [batch for (batch,) in batches(device, 3 * CALLS)]
-    return step, {"batches": [tuple(plain[3 * index : 3 * index + 3]) for index in range(CALLS)]}
-
-
 @loop(calls=15, replays=15 - 5, recordings=2)
 def accumulation_over_calls(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     """Gradients are there in two of three calls: two recordings."""
@@ -137,29 +109,6 @@ def accumulation_over_calls(model: nn.Module, optimizer: torch.optim.Optimizer) 
             optimizer.zero_grad()
 
     return step, {"between": between}
-
-
-@loop(make_optimizer=torch.optim.Adam, options={"lr": 0.01, "fused": True}, replays=9)
-def scaler_that_overflows(device: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    scaler = torch.amp.GradScaler(device, init_scale=2.0**14, growth_interval=2)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        return loss
-
-    calls = batches(device, 12)
-    calls[5][0]["x"] *= 1e30  # its gradients overflow: the step is skipped and the scale halved
-    calls[9][0]["x"] *= 1e30
-    return step, {
-        "batches": calls,
-        "state": lambda: [*state_of(model, optimizer), torch.tensor(scaler.get_scale())],
-    }
 
 
 @loop(dropout=0.1)

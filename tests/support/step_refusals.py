@@ -157,17 +157,6 @@ def results_whose_copies_share_what_they_hold(train: Step) -> Step:
     return lambda batch: Store({"loss": train(batch)})
 
 
-@refused("hidden is bound to another tensor")
-def activation_kept_in_an_attribute(device: str, model: nn.Module, train: Step) -> Step:
-    kept = SimpleNamespace(hidden=None)
-
-    def step(batch: Batch) -> torch.Tensor:
-        kept.hidden = model(batch["x"])
-        return train(batch)
-
-    return step
-
-
 @refused("backward has not run", line=False)
 def backward_outside(model: nn.Module) -> Step:
     return lambda batch: loss_of(model, batch)
@@ -186,17 +175,6 @@ def boolean_mask(train: Step) -> Step:
     def step(batch: Batch) -> torch.Tensor:
         train(batch)
         return batch["x"][batch["x"] > 0].sum()
-
-    return step
-
-
-@refused("trainer.steps changes from ")
-def counter_in_python(train: Step) -> Step:
-    trainer = SimpleNamespace(steps=0)
-
-    def step(batch: Batch) -> torch.Tensor:
-        trainer.steps += 1
-        return train(batch) * trainer.steps
 
     return step
 
@@ -435,29 +413,17 @@ def loss_of_ctc(device: str, train: Step) -> Step:
 
 
 class CountsInPython(torch.optim.SGD):
-    """Counts steps in Python as optimizers of libraries do, for each parameter or for the group."""
-
-    def __init__(self, *args: Any, for_group: bool, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.for_group = for_group
+    """Counts steps in Python as optimizers of libraries do."""
 
     def step(self, closure: Any = None) -> None:
         super().step()
-        for group in self.param_groups:
-            if self.for_group:
-                group["step"] = group.get("step", 0) + 1
-            for parameter in () if self.for_group else group["params"]:
-                self.state[parameter]["step"] = self.state[parameter].get("step", 0) + 1
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["step"] = self.state[parameter].get("step", 0) + 1
 
 
 @refused("['step'] changes from ", line=False, advice="as PyTorch's optimizers do with capturable=True")
-def optimizer_that_counts_for_each_parameter(model: nn.Module) -> Step:
-    return training_step(model, CountsInPython(model.parameters(), lr=0.1, for_group=False))
-
-
-@refused("['step'] changes from ", line=False, advice="as PyTorch's optimizers do with capturable=True")
-def optimizer_that_counts_for_a_group(model: nn.Module) -> Step:
-    return training_step(model, CountsInPython(model.parameters(), lr=0.1, for_group=True))
+def optimizer_that_counts_in_python(model: nn.Module) -> Step:
+    return training_step(model, CountsInPython(model.parameters(), lr=0.1))
 
 
 @refused("weight itself (its requires_grad", line=False)
