@@ -307,7 +307,6 @@ class EncoreManager(CUDAGraphTreeManager):
         function.run = warm_up
         try:
             with self._results_alive(new_inputs, keeps_others=True), self._running_a_function():
-                self._apply_due_checkpoint()
                 return super().run_eager(new_inputs, function_id)
         except BaseException as error:
             self.warmed_up_functions.discard(function_id)
@@ -359,7 +358,6 @@ class EncoreManager(CUDAGraphTreeManager):
         if in_a_process_group() and (function.code().collective or function.code().opaque):
             free_before_process_groups_end()
         with self._results_alive(new_inputs):
-            self._apply_due_checkpoint()
             return self._record_after_results(made, new_inputs, function_id)
 
     def _record_after_results(self, made: Sequence[int], new_inputs: list[Any], function_id: Any) -> Any:
@@ -523,8 +521,9 @@ class EncoreManager(CUDAGraphTreeManager):
         node = self.current_node
         replayed = isinstance(node, EncoreNode) and self.path_state is trees.ExecutionState.EXECUTION
         if replayed and any(True for _ in node.path_live_weakrefs()):
+            self._checkpoint_due = True
             with self._results_alive():
-                super().apply_checkpoint_execution_state_in_allocator()
+                pass
 
     def outlived(self) -> None:
         """Callback: no function needs the manager any more. Note [Results that outlive their functions].
@@ -578,9 +577,10 @@ class EncoreManager(CUDAGraphTreeManager):
 
     @contextlib.contextmanager
     def _results_alive(self, inputs: Iterable[Any] = (), *, keeps_others: bool = False) -> Iterator[None]:
-        """Keep live results alive in the block, except those among the `inputs`. Note [Results that die meanwhile].
+        """Apply the checkpoint that is due, and keep live results alive meanwhile and in the block.
 
-        `keeps_others`: keep the other inputs too. Note [Memory that a warm-up reads].
+        Those among the `inputs` are not kept. Note [Results that die meanwhile].
+        `keeps_others`: keep the other inputs. Note [Memory that a warm-up reads].
         """
         node = self.current_node
         if isinstance(node, EncoreNode):
@@ -591,6 +591,10 @@ class EncoreManager(CUDAGraphTreeManager):
         held += [storage for cdata, storage in given.items() if keeps_others and cdata not in results]
         del given
         try:
+            if self._checkpoint_due:
+                self._checkpoint_due = False
+                super().apply_checkpoint_execution_state_in_allocator()
+                self.path_state = trees.ExecutionState.RECORDING  # also if the call fails: it is not applied again
             yield
         finally:
             # Stock waits for its stream only after a warm-up that succeeds, but the program may continue after a
@@ -599,12 +603,6 @@ class EncoreManager(CUDAGraphTreeManager):
                 if keeps_others:
                     torch.cuda.current_stream(self.device_index).wait_stream(self.stream)
             held.clear()
-
-    def _apply_due_checkpoint(self) -> None:
-        if self._checkpoint_due:
-            self._checkpoint_due = False
-            super().apply_checkpoint_execution_state_in_allocator()
-            self.path_state = trees.ExecutionState.RECORDING  # also if the call fails: it is not applied again
 
     def shutdown(self) -> None:
         """Shut down as stock does, and release what the nodes hold in addition. Nothing can run afterwards.
