@@ -104,18 +104,15 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
             for one in following:
                 if not one.takes_fast_path:
                     why = reasons.NOT_RECORDED
-                    continue
-                if one.compared and not data_ptrs_equal(inputs, one.static_input_data_ptrs, one.compared):
+                elif one.compared and not data_ptrs_equal(inputs, one.static_input_data_ptrs, one.compared):
                     why = reasons.FIXED_INPUT_MOVED
-                    continue
-                if one.seeds and any_on_host(inputs, one.seeds):
+                elif one.seeds and any_on_host(inputs, one.seeds):
                     why = reasons.FORWARD_UNCAPTURED
-                    continue
-                if one.dead_before and any_alive(one.dead_before):
+                elif one.dead_before and any_alive(one.dead_before):
                     why = reasons.KEPT
-                    continue
-                node = one
-                break
+                else:
+                    node = one
+                    break
             if node is None:
                 return take_slow_path(inputs, why or reasons.OTHER_ORDER)
             if begins:

@@ -95,9 +95,7 @@ class EncoreNode(CUDAGraphNode):
         self._without_placeholder: frozenset[int] = frozenset()
         # The launches of the capture; later, and where it has none, why they are a chain.
         self._log: LaunchLog | str = "its launches were not noted when it was captured"
-        self.replays = self.replayed_at = 0
-        self.full_replays = 0
-        self.copied_bytes = 0
+        self.replays = self.full_replays = self.replayed_at = self.copied_bytes = 0
         self.takes_fast_path = False
         started = time.perf_counter()
         with_globals(CUDAGraphNode.__init__)(self, wrapped_function, *args, **kwargs)

@@ -109,9 +109,4 @@ def _say(text: str) -> None:
     print(f"encore: {text}", file=sys.stderr, flush=True)
 
 
-def _keep_what_was_inherited() -> None:
-    """Keep what was inherited from the parent process. Note [A fork]."""
-    _INHERITED.extend(containers.everything())
-
-
-os.register_at_fork(after_in_child=_keep_what_was_inherited)
+os.register_at_fork(after_in_child=lambda: _INHERITED.extend(containers.everything()))  # Note [A fork]
