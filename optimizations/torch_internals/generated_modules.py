@@ -18,7 +18,6 @@ import contextlib
 import dataclasses
 import functools
 import sys
-from bisect import bisect_right
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
@@ -47,16 +46,14 @@ def current_place() -> tuple[CodeType, int] | None:
 
 
 @functools.lru_cache(maxsize=1)
-def _lines(code: CodeType) -> tuple[list[int], list[int | None]]:
-    """Return where the instructions of each line begin, and these lines."""
-    found = [(start, line) for start, _, line in code.co_lines()]
-    return [start for start, _ in found], [line for _, line in found]
+def _lines(code: CodeType) -> list[int | None]:
+    """Return the line of each instruction of a function. An instruction has two bytes."""
+    return [line for line, *_ in code.co_positions()]
 
 
 def line_of(code: CodeType, instruction: int) -> tuple[str, int]:
     """Return file and line of an instruction of a function."""
-    starts, lines = _lines(code)
-    return code.co_filename, lines[bisect_right(starts, instruction) - 1] or 0
+    return code.co_filename, _lines(code)[instruction // 2] or 0
 
 
 def source_line(path: str, line: int) -> str | None:

@@ -76,10 +76,12 @@ def is_lazy_view(tensor: torch.Tensor) -> bool:
     return tensor.is_conj() or tensor.is_neg()
 
 
-def geometry_of(tensor: torch.Tensor) -> Geometry:
-    """Return dtype, shape, and the strides of dimensions that have more than one element."""
-    steps = tuple(step for extent, step in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1)
-    return tensor.dtype, tensor.shape, steps
+def _geometry_of(value: Any) -> Geometry | None:
+    """Return dtype, shape, and the strides of dimensions of more than one element; None for what has no strides."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
+        return None
+    steps = tuple(step for extent, step in zip(value.shape, value.stride(), strict=True) if extent > 1)
+    return value.dtype, value.shape, steps
 
 
 class FixedGeometry:
@@ -96,9 +98,9 @@ class FixedGeometry:
 
     def __init__(self, inputs: Sequence[Any], indices: Sequence[int]) -> None:
         self._given = tuple(indices)
-        self.indices = tuple(index for index in indices if _has_geometry(inputs[index]))
+        found = {index: geometry for index in indices if (geometry := _geometry_of(inputs[index])) is not None}
+        self.indices, self._wanted = tuple(found), list(found.values())
         self._pick = picker(self.indices)
-        self._wanted = [geometry_of(inputs[index]) for index in self.indices]
         self._checks: list[Check] = []  # the latest first
 
     def is_of(self, inputs: Sequence[Any], indices: Sequence[int]) -> bool:
@@ -116,7 +118,7 @@ class FixedGeometry:
     def changes(self, inputs: Sequence[Any]) -> list[tuple[int, Geometry, Any]]:
         """Return index, geometry before and geometry now (None without strides) of each input that has another one."""
         pairs = zip(self.indices, self._wanted, self._pick(inputs), strict=True)
-        return [(index, before, now) for index, before, one in pairs if (now := _geometry_or_none(one)) != before]
+        return [(index, before, now) for index, before, one in pairs if (now := _geometry_of(one)) != before]
 
     def require_dtypes(self, inputs: Sequence[Any]) -> None:
         """Check dtypes: generated code checks shapes and strides only, and would read bytes as the earlier dtype.
@@ -133,16 +135,8 @@ class FixedGeometry:
                 )
 
     def _found_in_python(self, tensors: tuple[Any, ...]) -> bool:
-        if any(_geometry_or_none(one) != wanted for one, wanted in zip(tensors, self._wanted, strict=True)):
+        if any(_geometry_of(one) != wanted for one, wanted in zip(tensors, self._wanted, strict=True)):
             return False
         if len(set(map(id, tensors))) == len(tensors):
             self._checks = [same_metadata(tensors), *self._checks[: CHECKS_KEPT - 1]]
         return True
-
-
-def _has_geometry(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested
-
-
-def _geometry_or_none(value: Any) -> Geometry | None:
-    return geometry_of(value) if _has_geometry(value) else None

@@ -18,13 +18,12 @@ Inductor are in the keys of graphs. The one that is used here only adds text to 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -121,8 +120,8 @@ def mark_graphs(owner: str) -> None:
     torch_internals.inductor_config.aot_inductor.metadata = {"owner": owner}
 
 
-@contextlib.contextmanager
-def graphs_marked(owner: str) -> Iterator[None]:
+def graphs_marked(owner: str) -> AbstractContextManager[None]:
     """Do the same inside the block only: after it the mark is what it was."""
-    with torch_internals.inductor_config.patch({"aot_inductor.metadata": {"owner": owner}}):
-        yield
+    settings = {"aot_inductor.metadata": {"owner": owner}}
+    patch: AbstractContextManager[None] = torch_internals.inductor_config.patch(settings)
+    return patch
