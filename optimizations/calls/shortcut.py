@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -145,12 +144,13 @@ class Ordered:
         runner, order = found
         if not set(self._written) <= set(order.arguments):  # it writes what its partition does not
             return
-        results = None if order.results_as_given else order.results
-        count_up = counting_up([order.arguments.index(index) for index in self._written])
+        results = None if order.results == tuple(range(order.given)) else order.results
+        written = [order.arguments.index(index) for index in self._written]
+        increment_version = torch.autograd.graph.increment_version
 
         def call(arguments: list[Any]) -> Any:
-            if count_up is not None:
-                count_up(arguments)
+            if written:
+                increment_version([arguments[place] for place in written])
             outputs = without_modes(runner.partitions[0], arguments)
             if len(outputs) != order.given:
                 raise RuntimeError(f"a graph returned {len(outputs)} results, its source says {order.given}")
@@ -167,18 +167,6 @@ class Ordered:
             and not torch_internals.autograd_profiler._is_profiler_enabled
             and not torch_internals.inductor_debug.RECORD_GRAPH_EXECUTION
         )
-
-
-def counting_up(written: Sequence[int]) -> Callable[[list[Any]], None] | None:
-    """Return a function that increments the versions of these arguments of a call; None if there are none."""
-    if not written:
-        return None
-    increment_version, chosen = torch.autograd.graph.increment_version, operator.itemgetter(*written)
-
-    def count_up(arguments: list[Any]) -> None:
-        increment_version(chosen(arguments))
-
-    return count_up
 
 
 def ordered_of(function: Any) -> Ordered | None:
@@ -204,10 +192,9 @@ def _straight(
     """
     profiler, debug = torch_internals.autograd_profiler, torch_internals.inductor_debug
     grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch_internals.set_grad_enabled
-    without_autocast = torch_internals.DisableAutocast
+    without_autocast, increment_version = torch_internals.DisableAutocast, torch.autograd.graph.increment_version
     full_calls = FULL_CALLS
     ordered = Ordered(graph, written)
-    count_up = counting_up(written)
 
     def run(arguments: list[Any]) -> Any:
         nonlocal full_calls
@@ -217,8 +204,8 @@ def _straight(
             if not full_calls and ordered.order is None:
                 ordered.look(without_modes)
             return outputs
-        if count_up is not None:
-            count_up(arguments)
+        if written:
+            increment_version([arguments[index] for index in written])
         return without_modes(graph.current_callable, arguments)
 
     def without_modes(function: Callable[[list[Any]], Any], arguments: list[Any]) -> Any:

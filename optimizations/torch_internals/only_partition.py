@@ -29,11 +29,6 @@ class Order:
     results: tuple[int, ...]
     given: int
 
-    @property
-    def results_as_given(self) -> bool:
-        """Return whether the graph's results are the partition's, in their order."""
-        return self.results == tuple(range(self.given))
-
 
 def only_partition(graph: Any) -> tuple[Any, Order] | None:
     """Return what holds the partition of a `CompiledFxGraph` (in `partitions`), and its order; None for more.
