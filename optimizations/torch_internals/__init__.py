@@ -330,9 +330,7 @@ class Replacing:
         with self._lock, contextlib.ExitStack() as replaced_now:
             if not self._blocks:
                 for name, make in self._made.items():
-                    owner, attribute = holder_of(name)
-                    value = make(getattr(owner, attribute))
-                    replaced_now.enter_context(replaced_attribute(owner, attribute, value))
+                    replaced_now.enter_context(replaced(name, make(resolve(name))))
                 self._replaced = replaced_now.pop_all()
             self._blocks += 1
 

@@ -93,17 +93,16 @@ class Watched:
             for dictionary in dictionaries:
                 _watched_for[id(dictionary)] += 1
                 _call("PyDict_Watch", watcher, dictionary)
-        _leave_what_waits()
+        _leave()
         weakref.finalize(self, _leave, dictionaries).atexit = False
 
 
-def _leave(dictionaries: Sequence[Dictionary]) -> None:
-    """Stop watching these for one `Watched`. A garbage collection may call it while this thread holds the lock."""
-    _to_be_left.append(dictionaries)
-    _leave_what_waits()
+def _leave(*watched: Sequence[Dictionary]) -> None:
+    """Stop watching these, each for one `Watched`, and those that wait for it.
 
-
-def _leave_what_waits() -> None:
+    A garbage collection may call it while this thread holds the lock: then these wait.
+    """
+    _to_be_left.extend(watched)
     while _to_be_left and _changing.acquire(blocking=False):
         try:
             if not _to_be_left:
@@ -131,7 +130,7 @@ def _watcher() -> int | None:
         return None
     _kept_alive.append(called)
     if not _works(watcher):
-        _clear(watcher)
+        _call("PyDict_ClearWatcher", watcher)
         return None
     atexit.register(_stop, watcher)
     return watcher
@@ -144,15 +143,11 @@ def _stop(watcher: int) -> None:
     global _stopped
     _stopped = True
     next(_counter)  # what was compared until now counts as written
-    _clear(watcher)
+    _call("PyDict_ClearWatcher", watcher)
 
 
-def _clear(watcher: int) -> None:
-    ctypes.pythonapi.PyDict_ClearWatcher(ctypes.c_int(watcher))
-
-
-def _call(function: str, watcher: int, dictionary: Dictionary) -> None:
-    getattr(ctypes.pythonapi, function)(ctypes.c_int(watcher), ctypes.py_object(dictionary))
+def _call(function: str, watcher: int, *dictionary: Dictionary) -> None:
+    getattr(ctypes.pythonapi, function)(ctypes.c_int(watcher), *map(ctypes.py_object, dictionary))
 
 
 def _works(watcher: int) -> bool:

@@ -57,11 +57,6 @@ def without_duplicates(cudagraphify: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def named_arguments(function: Callable[..., Any], arguments: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by the names that the function has for them."""
-    return dict(inspect.signature(function).bind(*arguments, **keywords).arguments)
-
-
 def forget_places(manager: Any) -> None:
     """Clear what a manager decided for functions at their places in the tree, which is about to be emptied."""
     for name in _PLACES:

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -49,7 +50,7 @@ from optimizations.report import ReportedFunction
 from optimizations.report.recordings import Direction
 from optimizations.selection import Decision
 from optimizations.torch_internals.only_partition import only_partition
-from optimizations.torch_internals.stock_trees import named_arguments, with_globals, without_duplicates
+from optimizations.torch_internals.stock_trees import with_globals, without_duplicates
 from optimizations.trees import containers, hook
 from optimizations.trees.fast_path import on_fast_path
 from optimizations.trees.function import RecordableFunction
@@ -78,8 +79,8 @@ class EncoreContainer(containers.TreeManagerContainer):
     def get_tree_manager(self, *arguments: Any, **keywords: Any) -> EncoreManager:
         with self.lock:
             if self.tree_manager is None:
-                settings = named_arguments(super().get_tree_manager, arguments, keywords)
-                self.tree_manager = EncoreManager(self.device_index, **settings)
+                settings = inspect.signature(super().get_tree_manager).bind(*arguments, **keywords)
+                self.tree_manager = EncoreManager(self.device_index, **settings.arguments)
             return self.tree_manager
 
 
