@@ -206,7 +206,7 @@ class LaunchLog:
         self._thread = threading.get_ident()
         try:
             self.note_others("before the function")
-            with _operators_mode()(self) if operators else contextlib.nullcontext():
+            with _NotingOperators(self) if operators else contextlib.nullcontext():
                 yield
             self.note_others("at the end")
         finally:
@@ -568,21 +568,17 @@ def _name_and_barrier(func: Any) -> tuple[str, str | None]:
     return name, barrier
 
 
-@functools.cache
-def _operators_mode() -> Any:
-    """Return the class of dispatch modes that note PyTorch's operators in a log."""
+class _NotingOperators(torch_internals.TorchDispatchMode):
+    """Note PyTorch's operators in a log while this dispatch mode is active."""
 
-    class Noting(torch_internals.TorchDispatchMode):
-        def __init__(self, log: LaunchLog) -> None:
-            super().__init__()
-            self._log = log
+    def __init__(self, log: LaunchLog) -> None:
+        super().__init__()
+        self._log = log
 
-        @classmethod
-        def ignore_compile_internals(cls) -> bool:
-            return True  # otherwise guards of compiled code would fail under the mode
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # otherwise guards of compiled code would fail under the mode
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            keywords = kwargs or {}
-            return self._log.operator(func, args, keywords, lambda: func(*args, **keywords))
-
-    return Noting
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        keywords = kwargs or {}
+        return self._log.operator(func, args, keywords, lambda: func(*args, **keywords))

@@ -106,9 +106,6 @@ class HostUpdates:
             update.set(self._executable)
         return written
 
-    def settle(self) -> None:
-        """Do nothing: a node keeps the parameters that were set last."""
-
 
 def node_update(target: EditableGraph, node: PlannedNode, replace_address: ReplaceAddress | None) -> NodeUpdate:
     """Return the update of a node of `target` from the host: one driver call sets it."""
