@@ -4,7 +4,7 @@ A step or callable runs any kind of code, also in autograd's threads. So operato
 active in all threads (in a step, the observer), and Inductor's kernels by all modules that it generated. Other code
 that adds nodes is a barrier.
 
-A step races its whole launch, with its copies. Callables launch a `RacedGraph`, which races the graph alone.
+Both launch a `RacedGraph`. The race times the graph alone, without the copies of a step.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def report_of(race: Branches | str) -> ConcurrencyReport:
 
 
 class RacedGraph:
-    """Launch a captured graph of a callable, and race its chain against branches in the first launches.
+    """Launch a captured graph of a step or callable, and race its chain against branches in the first launches.
 
     Attributes:
         captured: the graph; `pool` is its memory.

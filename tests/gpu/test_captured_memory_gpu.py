@@ -269,7 +269,7 @@ def test_captured_step_uses_retained_workspaces() -> None:
     (recording,) = step._recorder.recordings.tried  # type: ignore[attr-defined]
     kept = pool_memory(device.streams._used[-1].pool.id)
     assert len(kept) >= 1
-    assert device.mentions(recording.graph, kept)
+    assert device.mentions(recording.graph.captured, kept)
     step.close()
 
 

@@ -32,13 +32,13 @@ class Audits:
 
     Attributes:
         every: the option `check_every`.
-        calls: replayed and audited calls of the recording.
+        began_s: time when the recording was made.
         done: audited calls; `skipped`: audits for which there was not enough memory.
         since: number of replays at the last audit.
     """
 
     every: CheckEvery
-    calls: int = 0
+    began_s: float
     done: int = 0
     skipped: int = 0
     since: int = 0
@@ -46,44 +46,41 @@ class Audits:
     _left: int = 0
     _to_come: list[int] = field(default_factory=lambda: list(FIRST))
     _audit_s: float = 0.0
-    _began_s: float = 0.0
 
-    def start(self, now_s: float) -> None:
-        """Start counting when the recording is made."""
-        self._began_s = now_s
-        self._plan_next(now_s)
+    def __post_init__(self) -> None:
+        self._plan_next(self.began_s, 0)
 
-    def due(self) -> bool:
+    def due(self, replays: int) -> bool:
         """Return whether the next call is to be audited."""
-        return self.every is not None and self.calls + 1 >= self._next
+        return self.every is not None and replays + self.done + 1 >= self._next
 
     def took(self, seconds: float, now_s: float, replays: int) -> None:
         """Record the duration of an audit."""
         self.done += 1
-        self.calls += 1
         self.since = replays
         self._audit_s = max(self._audit_s, seconds)
         self._left -= 1
         if self._left <= 0:
-            self._plan_next(now_s)
+            self._plan_next(now_s, replays)
 
-    def skip(self, now_s: float) -> None:
+    def skip(self, now_s: float, replays: int) -> None:
         """Record that there was not enough memory for an audit."""
         self.skipped += 1
-        self._plan_next(now_s)
+        self._plan_next(now_s, replays)
 
-    def _plan_next(self, now_s: float) -> None:
+    def _plan_next(self, now_s: float, replays: int) -> None:
+        calls = replays + self.done
         if self.every == "auto":
             self._left = IN_A_ROW
             if self._to_come:
                 wanted = float(self._to_come.pop(0))
             else:
-                per_call_s = max((now_s - self._began_s) / max(self.calls, 1), 1e-6)
-                wanted = self.calls + max(2 * FIRST[-1], IN_A_ROW * self._audit_s / (MOST_TIME * per_call_s))
-            self._next = max(self.calls + 2, round(wanted * _random.uniform(0.9, 1.1)))
+                per_call_s = max((now_s - self.began_s) / max(calls, 1), 1e-6)
+                wanted = calls + max(2 * FIRST[-1], IN_A_ROW * self._audit_s / (MOST_TIME * per_call_s))
+            self._next = max(calls + 2, round(wanted * _random.uniform(0.9, 1.1)))
         elif self.every is not None:
             self._left = 1
-            self._next = self.calls + self.every
+            self._next = calls + self.every
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,9 @@ from optimizations.capture.step.user_code import line_with
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.geometry import same_metadata
 
+Key = tuple[Hashable, ...]
+"""The signature of a call, the settings, and what `key=` returned."""
+
 
 class _Inside(threading.local):
     """Record in `step` whether this thread warms up, observes or captures a step. Steps called in it are part of it."""
@@ -108,9 +111,6 @@ DDP_WARM_UP = 11
 """Calls that DistributedDataParallel needs before a capture: it rebuilds its buckets and times itself until then
 (PyTorch's notes on CUDA graphs)."""
 _SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-SPARSE = Refusal(
-    "finds a sparse gradient in a `.grad`, whose size depends on values", "make the embedding without sparse=True"
-)
 
 
 class Arguments:
@@ -144,7 +144,6 @@ class Call:
 
     Attributes:
         labels: names of `tensors`.
-        origins: names of the memory of `tensors`; those that share memory have one name.
         before: the gradients of `parameters` at the beginning of the call. Empty if the call runs eagerly, so that
             only the program references them.
     """
@@ -153,7 +152,6 @@ class Call:
     kwargs: dict[str, Any]
     tensors: list[torch.Tensor]
     labels: list[str]
-    origins: list[str]
     state: HostState
     parameters: list[torch.Tensor]
     before: list[torch.Tensor | None]
@@ -161,14 +159,14 @@ class Call:
     def known(self, batch: Iterable[torch.Tensor]) -> dict[int, str]:
         """Return names of tensors that live throughout the call, by the addresses of their storages.
 
-        `batch` replaces the tensors of the call, in the same order. This object keeps the state alive and, in a
-        capture, the earlier gradients. So no other tensor gets their memory during the call.
+        `batch` replaces the tensors of the call, in the same order. Those that share memory have one name. This object
+        keeps the state alive and, in a capture, the earlier gradients. So no other tensor gets their memory during the
+        call.
         """
-        found = {storage(tensor): path for path, tensor in self.state.tensors.items()}
-        for name, gradient in zip(self.parameter_names(), self.before, strict=True):
-            if gradient is not None:
-                found[storage(gradient)] = f"{name}.grad"
-        found.update(zip(map(storage, batch), self.origins, strict=True))
+        first = {storage(tensor): path for path, tensor in self.state.tensors.items()}
+        found = {**first, **{storage(gradient): name for name, gradient in self.named_gradients().items()}}
+        for tensor, label, one in zip(self.tensors, self.labels, batch, strict=True):
+            found[storage(one)] = first.setdefault(storage(tensor), label)
         found.pop(0, None)  # the address of all tensors without memory
         return found
 
@@ -188,12 +186,7 @@ def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.T
     named = named_arguments(args, kwargs)
     labels = [label for name, nest in named for label, one, _ in parts(nest, name) if isinstance(one, torch.Tensor)]
     parameters = state.parameters()
-    first = {storage(tensor): path for path, tensor in state.tensors.items()}
-    origins = [
-        first.setdefault(storage(tensor), label) if storage(tensor) else label
-        for tensor, label in zip(tensors, labels, strict=True)
-    ]
-    return Call(args, kwargs, tensors, labels, origins, state, parameters, gradients(parameters))
+    return Call(args, kwargs, tensors, labels, state, parameters, gradients(parameters))
 
 
 def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> Refusal | None:
@@ -203,7 +196,8 @@ def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> Refusal |
             return refusal
     state = call.state
     if any(gradient is not None and gradient.layout is not torch.strided for gradient in call.before):
-        return SPARSE
+        reason = "finds a sparse gradient in a `.grad`, whose size depends on values"
+        return Refusal(reason, "make the embedding without sparse=True")
     if (refusal := refused_sources(state)) is not None:
         return refusal
     devices = {str(t.device) for t in [*state.tensors.values(), *call.tensors] if t.device.type == "cuda"}
@@ -243,11 +237,6 @@ def is_fully_sharded(module: torch.nn.Module) -> bool:
     """Return whether a module is one of FSDP's, without importing FSDP."""
     kind = type(module).__qualname__
     return "FullyShardedDataParallel" in kind or kind.startswith("FSDP")
-
-
-def is_distributed(state: HostState) -> bool:
-    """Return whether the state has a module of DistributedDataParallel."""
-    return any(isinstance(module, torch.nn.parallel.DistributedDataParallel) for module in state.modules.values())
 
 
 def _refused_modules(modules: Mapping[str, torch.nn.Module]) -> Refusal | None:

@@ -21,39 +21,36 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.device import Device
-from optimizations.capture.side_by_side import NotLaunched
+from optimizations.capture.side_by_side import NotLaunched, RacedGraph
 from optimizations.capture.signature import exact, named_arguments, signature
 from optimizations.capture.static_loader import Fetches
 from optimizations.capture.step.audit import changed, difference
 from optimizations.capture.step.call import (
     DDP_WARM_UP,
     Call,
+    Key,
     alone,
     ambient,
     call_of,
-    is_distributed,
     refused_call,
     refused_iterators,
     watched_by_others,
 )
 from optimizations.capture.step.changes import Changes, argument_names, named, plain_numbers
-from optimizations.capture.step.gradients import gradients, held, pattern, put
+from optimizations.capture.step.gradients import gradients, held, put
 from optimizations.capture.step.host_state import HostState, hooks_of, of_argument, reach
 from optimizations.capture.step.kept_recordings import KeptRecordings
 from optimizations.capture.step.learning_rates import RATE, LearningRates
-from optimizations.capture.step.observer import Observer, StepDiffers
+from optimizations.capture.step.observer import Observer, StepDiffers, StepRefused
 from optimizations.capture.step.observing import RandomStates, observe
 from optimizations.capture.step.options import StepOptions
 from optimizations.capture.step.progress import OBSERVED, PATIENCE, Plan, Progress
-from optimizations.capture.step.recording import Recording, capture, cause, do_all, is_programs_own, why
+from optimizations.capture.step.recording import Recording, capture, cause, do_all, why
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal, StepReport
 
 MOST_DROPPED = 4
 """Recordings that may become unusable before they were replayed enough, as a multiple of the limit of recordings."""
-
-Key = tuple[Hashable, ...]
-"""The signature of a call, the settings, and what `key=` returned."""
 
 SHARE_FRUITLESS = 4
 """Replays per observed call that a graph could not repeat, and number of such calls, after which their signature is
@@ -76,8 +73,7 @@ class CallRecorder:
         self.recordings = KeptRecordings()
         self._changes = Changes(options.ignore)
         self._plan = Plan()
-        self._refused: dict[Key, Refusal] = {}
-        self._all: Refusal | None = None
+        self._refused: set[Key | None] = set()  # with None, all calls are
         self._refusals: list[Refusal] = []
         self._findings: dict[Key, int] = {}
         self._calls = self._eager = 0
@@ -103,10 +99,9 @@ class CallRecorder:
 
     def close(self) -> None:
         """Free the graphs and their memory. Later calls run eagerly."""
-        self.recordings.drop_all()
+        self._forget_recordings()
         self._rates = LearningRates()  # it references parameters
-        self._plan.by_kind.clear()
-        self._all = Refusal("was closed", "make a new one with graph_step")
+        self._refused.add(None)
 
     def name(self) -> str:
         """Return the step's name in the program."""
@@ -133,11 +128,11 @@ class CallRecorder:
             return self._uncaptured(args, kwargs)
         for recording in self.recordings.tried:
             known = recording.arguments.tensors_of(args, kwargs)
-            if known is not None and recording.key_value == self._key_value and recording.fits(known):
+            if known is not None and recording.key[-1] == self._key_value and recording.fits(known):
                 return self._replay_or_audit(recording, args, kwargs, known)
         tensors: list[torch.Tensor] = []
         key = signature((args, kwargs), tensors), ambient(), self._key_value
-        if self._all is not None or key in self._refused:
+        if not self._refused.isdisjoint((None, key)):
             return self._uncaptured(args, kwargs)
         return self._without_recording(key, args, kwargs, tensors)
 
@@ -148,12 +143,12 @@ class CallRecorder:
 
     def _replay_or_audit(self, recording: Recording, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         """Replay a recording that fits, or audit it by this call."""
-        if recording.audits.due():
+        if recording.audits.due(recording.replays):
             free = self._gpu.free_bytes()
-            fits = free is None or free >= self._gpu.pool_bytes(recording.pool)
+            fits = free is None or free >= self._gpu.pool_bytes(recording.graph.pool)
             if fits and isinstance(state := self._reached(args, kwargs), HostState):
                 return self._audit(recording, call_of(args, kwargs, tensors, state))
-            recording.audits.skip(time.perf_counter())
+            recording.audits.skip(time.perf_counter(), recording.replays)
         if (name := self.recordings.referenced_gradient(recording)) is not None:
             if recording.gradients.lost():
                 self.recordings.drop([recording])
@@ -176,8 +171,7 @@ class CallRecorder:
         found = (why, None) if why else difference(recording.trace, seen.operations, "its recorded graph")
         if found is not None:
             error = changed(self.name(), found, *replays)
-            self.recordings.drop_all()
-            self._plan.by_kind.clear()
+            self._forget_recordings()
             if self._options.on_change == "raise":
                 raise error
             warnings.warn(f"{error} The step is recorded again.", stacklevel=4)
@@ -191,18 +185,16 @@ class CallRecorder:
             self._refuse(key, state)
             return self._uncaptured(args, kwargs)
         if (none := self._find_device([*tensors, *state.tensors.values()])) is not None:
-            return self._refuse_all(none, args, kwargs)
+            self._refuse(None, none)
+            return self._uncaptured(args, kwargs)
         if self._gpu.is_capturing():
             return self._uncaptured(args, kwargs)
         if any(map(torch.nn.parameter.is_lazy, state.tensors.values())):  # its shape is set in this call or later
             return self._warm_up(state, args, kwargs)
         if self._rates.changed(state.optimizers.values(), numbers_only=self._changes.names.has_key(RATE)):
-            self.recordings.drop_all()
-            self._plan.by_kind.clear()
-        given, drops = plain_numbers(named_arguments(args, kwargs, self._names)), self._changes.drops
+            self._forget_recordings()
+        given = plain_numbers(named_arguments(args, kwargs, self._names))
         numbers, changing = self._changes.note(state, self._rates.stands_for, given, self.recordings.replays)
-        if self._changes.drops > drops:
-            self._plan.by_kind.clear()  # these values distinguish no calls any more
         for recording in self.recordings.of(key):  # containers may have been replaced by equal ones
             if recording.fits(tensors, state):
                 return self._replay_or_audit(recording, args, kwargs, tensors)
@@ -210,29 +202,30 @@ class CallRecorder:
         moved = self.recordings.drop_unusable(key, state)
         if any(recording.shares(tensors) for recording in self.recordings.of(key)):
             return self._uncaptured(args, kwargs)  # the graph is kept for other calls of this signature
+        call = call_of(args, kwargs, tensors, state)
         if self.recordings.little_used > MOST_DROPPED * self._options.limit:
             reads = f"it reads {named(moved)}" if moved else "its model or other objects are new after a few calls"
             refusal = Refusal(
                 f"was recorded again and again: {reads}",
                 "write new values into the same tensors (`copy_`, `load_state_dict`), or pass them as arguments",
             )
-            return self._refuse_all(refusal, args, kwargs)
-        call = call_of(args, kwargs, tensors, state)
-        if is_distributed(state):
+            return self._refuse_and_run(None, refusal, call)
+        if any(isinstance(one, torch.nn.parallel.DistributedDataParallel) for one in state.modules.values()):
             self._plan.warm_up = max(self._plan.warm_up, DDP_WARM_UP)
         if (refused := refused_call(call, self._gpu.holds)) is not None:
             return self._refuse_and_run(key, refused, call)
         if changing is not None:
-            return self._refuse_all(changing, args, kwargs, call)
+            return self._refuse_and_run(None, changing, call)
+        found = tuple([gradient is not None for gradient in call.before])
         frozen = tuple([not parameter.requires_grad for parameter in call.parameters])
         held = hooks_of(call.parameters, map(vars, [*state.modules.values(), *state.optimizers.values()]))
         hooks = tuple([id(hook) for registered in held for hook in registered.values()])
         # New code runs uncaptured first: tensors that it caches (`functools.lru_cache`) would never be computed if the
         # capture failed.
         code = tuple(map(type, state.modules.values())), frozenset(state.code)
-        progress = self._plan.next((key, pattern(call.before), frozen, hooks, numbers, code))
+        progress = self._plan.next((key, found, frozen, hooks, numbers, code))
         if (exhausted := self._plan.exhausted()) is not None:
-            return self._refuse_all(exhausted, args, kwargs, call)
+            return self._refuse_and_run(None, exhausted, call)
         if progress.agreeing >= OBSERVED:
             return self._record(key, call, progress)
         if self._plan.calls > self._plan.warm_up - OBSERVED:
@@ -247,7 +240,7 @@ class CallRecorder:
         with alone(), self._gpu.warming_up(), self._rates.as_tensors():
             self._gpu.may_read(gradients(state.parameters()))
             returned = self._changes.names.run(self._run, *args, **kwargs)
-        self._changes.names.take_in(state)
+        self._changes.take_in_names(state)
         return returned
 
     def _find_device(self, tensors: Sequence[torch.Tensor]) -> Refusal | None:
@@ -286,7 +279,7 @@ class CallRecorder:
         elif seen.set_up or not seen.refusals:
             if progress.tries >= PATIENCE:
                 self._refuse(key, obstacle)
-        elif not (seen.queries_capture and progress.try_as_captured()):
+        elif not progress.try_as_captured():
             # Of the signature: the step may change numbers itself, so that all calls are of different kinds. What is
             # told that it is captured may compute other numbers, so few calls are.
             found = self._findings[key] = self._findings.get(key, 0) + 1
@@ -294,7 +287,7 @@ class CallRecorder:
                 self._note(obstacle)
             enough = OBSERVED if progress.as_captured else SHARE_FRUITLESS
             if found * SHARE_FRUITLESS >= max(self.recordings.replays, SHARE_FRUITLESS * enough):
-                self._refused[key] = obstacle
+                self._refused.add(key)
         return returned
 
     def _observed(self, call: Call, progress: Progress, *, audits: bool) -> tuple[Any, Observer]:
@@ -339,26 +332,25 @@ class CallRecorder:
         snapshot = call.state.snapshot()
         marks = TensorMarks({**call.state.tensors, **call.named_gradients()}, to_restore=True)
         pool = self.recordings.pool_for(call.parameters) or device.new_pool()
-        graph = device.new_graph()
+        graph = RacedGraph(device, pool, self._options.concurrency)
         try:
             with alone():
                 recording = capture(
-                    device,
-                    self._run,
-                    call,
                     graph,
-                    pool,
+                    self._run,
+                    key,
+                    call,
                     self._rates,
                     progress,
                     self._options,
+                    snapshot=snapshot,
                     marks=marks,
                     dropped=self._changes.dropped,
                 )
-            recording.key = key
         except BaseException as raised:
             error = cause(raised)
             # The allocator may still treat the pool as in a capture.
-            freed = [graph.reset, functools.partial(self.recordings.spoiled.append, pool)]
+            freed = [graph.captured.reset, functools.partial(self.recordings.spoiled.append, pool)]
             do_all([*freed, functools.partial(call.state.restore, snapshot), marks.restore, *undo])
             del marks, undo  # they reference the memory of gradients
             if not isinstance(error, Exception):
@@ -369,7 +361,7 @@ class CallRecorder:
             del marks, undo
             try:
                 recording.record_s = time.perf_counter() - began
-                self.recordings.add(device, recording)
+                self.recordings.add(recording)
                 progress.tries = 0
                 self._plan.fruitless = 0
                 stay = recording.gradients.stay(call.before)
@@ -378,7 +370,6 @@ class CallRecorder:
                 self._observes = False  # the program continues on its own stream
                 device.follow()
                 put(call.parameters, stay)
-                recording.audits.start(time.perf_counter())
                 return recording.launch(call.tensors, self._rates)
             except BaseException:
                 if not recording.replays:  # gradients of the capture were never computed
@@ -388,12 +379,16 @@ class CallRecorder:
         return instead()
 
     def _instead(self, key: Key, call: Call, progress: Progress, error: Exception) -> Callable[[], Any]:
-        """Return a function that runs a call whose capture failed. It does not reference `error`."""
+        """Return a function that runs a call whose capture failed. It does not reference `error`.
+
+        The program may have raised it, so that it does so uncaptured as well. Then the call is not refused.
+        """
         refusal = progress.failed(why(error))
         again = progress.tries < PATIENCE if isinstance(error, StepDiffers) else progress.try_as_captured()
         if again:
             return functools.partial(self._observe, key, call, progress)
-        return functools.partial(self._refuse_and_run, key, refusal, call, first=is_programs_own(error))
+        may_raise = not isinstance(error, (StepRefused, torch.OutOfMemoryError))
+        return functools.partial(self._refuse_and_run, key, refusal, call, may_raise=may_raise)
 
     # Calls that run eagerly.
 
@@ -420,26 +415,26 @@ class CallRecorder:
         self._eager += 1
         return self._run(*args, **kwargs)
 
-    def _refuse_and_run(self, key: Key, refusal: Refusal, call: Call, *, first: bool = False) -> Any:
-        """Refuse a call and later equal ones. `first`: run it before, as it may raise outside a capture, too."""
-        if not first:
+    def _refuse_and_run(self, key: Key | None, refusal: Refusal, call: Call, *, may_raise: bool = False) -> Any:
+        """Refuse this call and later equal ones, or without a key all. If it `may_raise`, run it first."""
+        if not may_raise:
             self._refuse(key, refusal)
         returned = self._uncaptured(call.args, call.kwargs, call)
-        if first:
+        if may_raise:
             self._refuse(key, refusal)
         return returned
 
-    def _refuse_all(self, refusal: Refusal, args: Any, kwargs: Any, call: Call | None = None) -> Any:
-        """Refuse this call and all later ones."""
-        self._all = refusal
-        self._plan.by_kind.clear()
+    def _refuse(self, key: Key | None, refusal: Refusal) -> None:
+        """Make no further recording of this signature, or without one of any."""
+        self._refused.add(key)
+        if key is None:
+            self._plan.by_kind.clear()
         self._note(refusal)
-        return self._uncaptured(args, kwargs, call)
 
-    def _refuse(self, key: Key, refusal: Refusal) -> None:
-        """Make no further recording of this signature."""
-        self._refused[key] = refusal
-        self._note(refusal)
+    def _forget_recordings(self) -> None:
+        """Free all recordings, and observe calls of every kind again before the next one."""
+        self.recordings.drop_all()
+        self._plan.by_kind.clear()
 
     def _note(self, refusal: Refusal) -> None:
         if refusal not in self._refusals:

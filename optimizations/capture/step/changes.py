@@ -128,7 +128,6 @@ class Changes:
 
     Attributes:
         dropped: names of values that are excluded from the comparison.
-        drops: how often one was excluded that calls before were told apart by. An added one never was.
         names: names in code that ran.
     """
 
@@ -138,7 +137,7 @@ class Changes:
         self.names = UsedNames()
         self._last: dict[str, Hashable] = {}
         self._met: dict[str, set[Hashable]] = {}
-        self._replays = self.drops = 0
+        self._replays = 0
 
     def _is_ignored(self, name: str) -> bool:
         """Return whether an entry is one of `ignored`, in which the first name may be `self`."""
@@ -186,7 +185,6 @@ class Changes:
                     self._met.setdefault(name, {old}).add(new.token)
             elif new.container.is_attributes and not is_of_module(new.container) if is_added else new.is_plain:
                 self.dropped.add(new.dropped_as)
-                self.drops += not is_added
         changing = [name for name, met in self._met.items() if len(met) >= MOST_VALUES]
         numbers = ((name, one.token) for name, one in found.items() if _is_number(one))
         kept = frozenset(one for one in numbers if not is_dropped(one[0], self.dropped))

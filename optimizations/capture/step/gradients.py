@@ -85,11 +85,6 @@ def gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
     return list(map(_get, parameters))
 
 
-def pattern(found: Sequence[torch.Tensor | None]) -> tuple[bool, ...]:
-    """Return which gradients are not None."""
-    return tuple([gradient is not None for gradient in found])
-
-
 def memory(found: Iterable[torch.Tensor | None]) -> list[MemoryRange]:
     """Return the memory of the gradients."""
     return [memory_of(gradient) for gradient in found if gradient is not None and size_bytes(gradient)]
@@ -209,8 +204,8 @@ class Gradients:
         after: Sequence[torch.Tensor | None],
         uses: Sequence[Use],
         *,
-        made: Callable[[torch.Tensor], bool] = lambda gradient: True,
-        written: Callable[[torch.Tensor], bool] = lambda gradient: True,
+        made: Callable[[torch.Tensor], bool],
+        written: Callable[[torch.Tensor], bool],
     ) -> None:
         after = _without_bases(before, after)
         _check(names, before, after, uses)

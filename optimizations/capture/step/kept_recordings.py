@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from optimizations.capture.device import Device
 from optimizations.capture.signature import is_gone
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.recording import Recording
@@ -39,7 +38,6 @@ class KeptRecordings:
         self.dropped = self.little_used = 0
         self.spoiled: list[Any] = []
         self._freed_replays = 0
-        self._device: Device | None = None
 
     def of(self, key: Hashable) -> Sequence[Recording]:
         """Return the recordings for calls of this signature."""
@@ -53,12 +51,11 @@ class KeptRecordings:
     def pool_for(self, parameters: Sequence[torch.Tensor]) -> Any:
         """Return the pool of recordings of exactly these parameters, or None. Note [Which recordings share a pool]."""
         wanted = set(map(id, parameters))
-        same = [one.pool for one in self.tried if set(map(id, one.gradients.parameters)) == wanted]
+        same = [one.graph.pool for one in self.tried if set(map(id, one.gradients.parameters)) == wanted]
         return next((pool for pool in same if pool not in self.spoiled), None)
 
-    def add(self, device: Device, recording: Recording) -> None:
+    def add(self, recording: Recording) -> None:
         """Store a recording, and try it first."""
-        self._device = device
         self.tried.insert(0, recording)
         for one in self.tried:
             one.replays_then = one.replays
@@ -83,7 +80,7 @@ class KeptRecordings:
         """
         if (name := recording.gradients.held()) is not None:
             return name
-        others = (one for one in self.tried if one.pool == recording.pool and one is not recording)
+        others = (one for one in self.tried if one.graph.pool == recording.graph.pool and one is not recording)
         return next((name for one in others if (name := one.gradients.made_and_held()) is not None), None)
 
     def drop_idle(self) -> bool:
@@ -106,13 +103,13 @@ class KeptRecordings:
 
         If the program references a gradient of one, all of its pool are freed: they may overwrite it.
         """
-        held = [one.pool for one in recordings if one.gradients.made_and_held() is not None]
-        dropped = [one for one in self.tried if one in recordings or one.pool in held]
+        held = [one.graph.pool for one in recordings if one.gradients.made_and_held() is not None]
+        dropped = [one for one in self.tried if one in recordings or one.graph.pool in held]
         self.tried = [one for one in self.tried if one not in dropped]
-        if dropped and self._device is not None:
-            self._device.wait()
+        if dropped:
+            dropped[0].graph.device.wait()
         for recording in dropped:
             self.dropped += 1
             self.little_used += recording.replays < WORTH
             self._freed_replays += recording.replays
-            recording.graph.reset()
+            recording.graph.captured.reset()

@@ -31,33 +31,32 @@ class Progress:
         last: what the last observed call did.
         agreeing: number of equal observed calls in a row.
         tries: number of observed and captured calls since the last recording.
-        queries_capture: whether the step queries if it is captured.
-        as_captured: the value that this query returns.
+        as_captured: the value that a query returns whether the step is captured.
     """
 
     last: Observer | None = None
     agreeing: int = 0
     tries: int = 0
-    queries_capture: bool = False
     as_captured: bool = False
 
     def note(self, seen: Observer) -> Refusal | None:
         """Record an observed call. Return what a graph could not repeat, or how it differs from the last one."""
-        self.queries_capture |= seen.queries_capture
         if seen.set_up:
             return self.failed(SETS_UP)
-        before, self.last = self.last, seen
+        difference, self.last = self.difference(seen), seen
         seen.read.clear()  # `torch.utils.swap_tensors` refuses a tensor with weak references
         if seen.refusals:
             return self.failed(seen.refusals[0])
-        difference = None
-        if before is not None:
-            difference = first_difference(before.operations, seen.operations)
-            if difference is None and seen.structure != before.structure:
-                difference = OTHER_RESULT
         self.tries += 1
         self.agreeing = 1 if difference is not None else self.agreeing + 1
         return difference
+
+    def difference(self, seen: Observer) -> Refusal | None:
+        """Return how a call differs from the last observed one, if there is one."""
+        if self.last is None:
+            return None
+        found = first_difference(self.last.operations, seen.operations)
+        return OTHER_RESULT if found is None and seen.structure != self.last.structure else found
 
     def failed(self, why: Refusal) -> Refusal:
         """Record a call, or a capture, that does not count as observed, and return the reason."""
@@ -67,7 +66,7 @@ class Progress:
 
     def try_as_captured(self) -> bool:
         """After a refusal, let queries for a capture return True. Return False if there are none or they do."""
-        if self.as_captured or not self.queries_capture:
+        if self.as_captured or self.last is None or not self.last.queries_capture:
             return False
         self.as_captured = True
         self.tries = self.agreeing = 0

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +18,12 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs, copy_all, is_plain
-from optimizations.capture.side_by_side import NotLaunched, report_of, side_by_side
-from optimizations.capture.signature import OTHER_RESULT, describe, flatten, replaced, without_objects
-from optimizations.capture.step.audit import Audits, Operation, first_difference
-from optimizations.capture.step.call import Arguments, Call
+from optimizations.capture.side_by_side import RacedGraph, report_of, side_by_side
+from optimizations.capture.signature import describe, flatten, replaced
+from optimizations.capture.step.audit import Audits, Operation
+from optimizations.capture.step.call import Arguments, Call, Key
 from optimizations.capture.step.gradients import Gradients, Use, bytes_for_gradients, carves, gradients, memory
-from optimizations.capture.step.host_state import HostState
+from optimizations.capture.step.host_state import Content, HostState
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, StepRefused, storage
 from optimizations.capture.step.observing import (
@@ -38,7 +39,6 @@ from optimizations.capture.step.progress import Progress
 from optimizations.capture.step.tensor_marks import TensorMarks, Writes, storages
 from optimizations.capture.step.user_code import line_of
 from optimizations.capture.step.watch import Watch
-from optimizations.concurrency.branches import Branches
 from optimizations.concurrency.launch_log import MADE_OF_OTHERS, LaunchLog
 from optimizations.graph.memory import overlaps, size_bytes
 from optimizations.report.steps import RecordedStep, Refusal
@@ -51,35 +51,27 @@ class Recording:
     """Hold a captured step.
 
     Attributes:
-        pool: its memory pool.
-        mutated: tensors whose versions it increments.
-        written: storages of all tensors that it writes.
-        kept: tensors that it reads, which are kept alive.
-        signature: shapes and dtypes of its inputs, as text.
+        key: the signature, settings and `key=` of the calls that it is for.
+        mutated: tensors whose versions it increments, apart from gradients.
+        written: storages of the tensors that it writes, except gradients that it makes.
         pool_bytes: growth of the pool by its capture.
         arguments: the structure and metadata of the arguments that it can be replayed with.
-        race: of branches against the chain, or why there is none.
         replays_then: number of replays when the latest recording was made.
-        key: the signature, settings and `key=` of the calls that it is for; `key_value` is the last of these.
     """
 
-    graph: Any
-    pool: Any
+    graph: RacedGraph
+    key: Key
     inputs: CopiedInputs
     gradients: Gradients
     watch: Watch
     outputs: Outputs
     mutated: list[torch.Tensor]
     written: set[int]
-    kept: list[torch.Tensor]
-    signature: str
     pool_bytes: int
     arguments: Arguments
     trace: Sequence[Operation]
     progress: Progress
     audits: Audits
-    race: Branches | str
-    key: tuple[Hashable, ...] = (None,)
     replays: int = 0
     replays_then: int = 0
     record_s: float = 0.0
@@ -87,7 +79,7 @@ class Recording:
     def report(self) -> RecordedStep:
         """Return the report of the recording."""
         return RecordedStep(
-            signature=self.signature,
+            signature=describe(self.inputs.recording_inputs),
             operations=len(self.trace),
             copied_bytes=self.inputs.copied_bytes,
             copied_tensors=self.inputs.copied_tensors,
@@ -97,13 +89,8 @@ class Recording:
             record_s=self.record_s,
             audits=self.audits.done,
             audits_skipped=self.audits.skipped,
-            concurrency=report_of(self.race),
+            concurrency=report_of(self.graph.race),
         )
-
-    @property
-    def key_value(self) -> Hashable:
-        """Return what `key=` returned."""
-        return self.key[-1]
 
     def fits(self, tensors: Sequence[torch.Tensor], state: HostState | None = None) -> bool:
         """Return whether a launch with these inputs would do the same as the call.
@@ -124,60 +111,50 @@ class Recording:
 
         `state`: what the step reaches now, if the recording has the signature of the current call.
         """
-        moved = not self.watch.in_place() if state is None else self.watch.is_over(state)
-        return moved or self.gradients.lost()
+        return self.watch.is_over(state) or self.gradients.lost()
 
-    def launch(self, tensors: Sequence[torch.Tensor], rates: LearningRates, *, is_raced: bool = False) -> Any:
+    def launch(self, tensors: Sequence[torch.Tensor], rates: LearningRates) -> Any:
         """Do the work of a call with these inputs, and return its results.
 
         Raises:
-            NotLaunched: the edges of its graph could not be restored. Nothing was done yet.
+            NotLaunched: the edges of its graph could not be restored. The call can be run in another way.
         """
-        branches = self.race if isinstance(self.race, Branches) else None
-        if branches is not None:
-            if branches.unusable is not None:
-                raise NotLaunched(branches.unusable)
-            if branches.is_racing and not is_raced:
-                return branches.run(lambda: self.launch(tensors, rates, is_raced=True))
         fresh = self.outputs.prepare()
         self.inputs.bind(tensors)
         self.gradients.load()
         rates.write()
-        self.audits.calls += 1
         self.replays += 1  # an interrupt during the launch is raised after it
         try:
-            if is_raced and branches is not None:
-                branches.launch(self.graph.replay)
-            else:
-                self.graph.replay()
+            self.graph.replay()
         except Exception:
             self.replays -= 1
             raise
-        self.outputs.copy_out(fresh)
+        returned = self.outputs.take(fresh)
         self.gradients.publish()
         counted = [*self.mutated, *self.gradients.written()]
         if counted:  # autograd detects the write to a saved tensor by its version
             torch_internals.increment_version(counted)
-        return self.outputs.take(fresh)
+        return returned
 
 
 def capture(
-    device: Device,
+    graph: RacedGraph,
     step: Callable[..., Any],
+    key: Key,
     call: Call,
-    graph: Any,
-    pool: Any,
     rates: LearningRates,
     progress: Progress,
     options: StepOptions,
     *,
+    snapshot: list[Content],
     marks: TensorMarks,
     dropped: set[str],
 ) -> Recording:
     """Capture the call into `graph`. Python runs, but no work of the GPU is executed.
 
     Args:
-        marks: of the tensors that the step reaches and of the earlier gradients, made before the call.
+        snapshot: of the state that the step reaches, made before the call.
+        marks: of the tensors that it reaches and of the earlier gradients, made before the call.
         dropped: names of entries that are not compared.
 
     Raises:
@@ -186,21 +163,22 @@ def capture(
         Exception: an exception of the step or of the capture.
     """
     assert progress.last is not None
-    seen = progress.last
+    device, seen = graph.device, progress.last
     with device.here():
         inputs = CopiedInputs(call.tensors)
     placeholders = list(inputs.recording_inputs)
     stand_ins = iter(placeholders)
     args, kwargs = replaced(call.args, stand_ins), replaced(call.kwargs, stand_ins)
     given = contents(args, kwargs)
-    pool_before = device.pool_bytes(pool)
+    pool_before = device.pool_bytes(graph.pool)
     observer = new_observer(device, call, placeholders, forbid=True, as_captured=progress.as_captured)
     room = bytes_for_gradients(call.parameters, call.before, call.state.optimizers.values(), seen.makes_gradients)
-    with rates.as_tensors(), _no_casts_of_the_graph_kept():
-        snapshot = call.state.snapshot()
-        branches = options.concurrency == "auto"
-        observer.log = log = device.launch_log(notes_memory=branches)
-        with device.capturing(graph, pool), log.noting(*loaded_modules(), operators=False):
+    branches = options.concurrency == "auto"
+    observer.log = log = device.launch_log(notes_memory=branches)
+    with rates.as_tensors(), contextlib.ExitStack() as after_capture:
+        torch.clear_autocast_cache()
+        after_capture.callback(torch.clear_autocast_cache)  # casts that are made in it are in the graph's memory
+        with device.capturing(graph.captured, graph.pool), log.noting(*loaded_modules(), operators=False):
             if not pool_before and carves(os.environ):
                 device.make_room(room)
             there = [gradient for gradient in call.before if gradient is not None]
@@ -210,17 +188,23 @@ def capture(
             with observed(observer, call.state):
                 returned = step(*args, **kwargs)
             of_kernels, observer.log, observer.before_write = given_to_kernels(log), None, None
-        changes = list(call.state.changes(snapshot))
+    observer.structure = flatten(returned, [])
     if not device.streams.ready():
         raise StepDiffers(FREED_MEANWHILE)
-    _check(observer, seen, flatten(returned, []), changes)
+    if observer.set_up:  # the step may have caught the exception, here and below
+        raise StepDiffers(SETS_UP)
+    found = observer.refusals
+    if observer.queries_random_state and (observer.draws or seen.draws):
+        found.append(CHECKPOINT_DRAWS)
+    if not found and (difference := progress.difference(observer)) is not None:
+        raise StepDiffers(difference)
     if contents(args, kwargs) != given:
-        raise StepRefused(CHANGES_ARGUMENT)
-    for name in marks.changed():
-        raise StepRefused(changed_itself(name))
-    pool_bytes = device.pool_bytes(pool)
+        found.append(CHANGES_ARGUMENT)
+    for refusal in [*found, *call.state.changes(snapshot), *map(changed_itself, marks.changed())]:
+        raise StepRefused(refusal)
+    pool_bytes = device.pool_bytes(graph.pool)
     after = gradients(call.parameters)
-    uses = _uses_of(device, graph, observer, of_kernels, call.before, after, writes.include)
+    uses = _uses_of(device, graph.captured, observer, of_kernels, call.before, after, writes.include)
     gradients_of_call = {id(one) for one in [*call.before, *after] if one is not None}
     unread = storages(old for old, use in zip(call.before, uses, strict=True) if use is Use.DROPPED)
     kept = [
@@ -236,18 +220,21 @@ def capture(
     written = storages([*mutated, *added_to])
     for tensor, label, placeholder in zip(call.tensors, call.labels, placeholders, strict=True):
         if writes.include(placeholder):
-            raise StepRefused(_writes_into(label, placeholder))
+            writing = "may write" if placeholder.is_inference() else "writes"
+            raise StepRefused(
+                Refusal(
+                    f"{writing} into {label}, of which a graph has a copy",
+                    "write into a copy (`clone()`), or keep what is written in an attribute or a buffer",
+                )
+            )
         if storage(tensor) in written:
             reason = f"writes into a tensor, which shares memory with {label}"
             raise StepRefused(Refusal(reason, "pass a copy (`clone()`) of the argument"))
-    reads = _reads_of(device, graph, observer, call)
+    reads = _reads_of(device, graph.captured, observer, call)
     known = call.known(placeholders)
-    unknown = [tensor for tensor in kept if storage(tensor) not in known]
-    outputs = Outputs(returned)
-    watch = Watch(call.state, rates.stands_for, reads, unknown, dropped=dropped)
-    return Recording(
+    recording = Recording(
         graph=graph,
-        pool=pool,
+        key=key,
         inputs=inputs,
         gradients=Gradients(
             call.parameters,
@@ -258,19 +245,18 @@ def capture(
             written=writes.include,
             made=lambda gradient: storage(gradient) not in known and storage(gradient) not in observer.outside,
         ),
-        watch=watch,
-        outputs=outputs,
+        watch=Watch(call.state, rates.stands_for, reads, kept, dropped=dropped),
+        outputs=Outputs(returned),
         mutated=[tensor for tensor in mutated if writes.counted(tensor) or tensor.is_inference()],
         written=written,
-        kept=kept,
         arguments=Arguments(call.args, call.kwargs),
         trace=observer.operations,
         progress=progress,
-        audits=Audits(options.check_every),
-        race=side_by_side(device, graph, pool, log if branches else None),
-        signature=describe(call.tensors),
+        audits=Audits(options.check_every, time.perf_counter()),
         pool_bytes=pool_bytes - pool_before,
     )
+    graph.race = side_by_side(device, graph.captured, graph.pool, log if branches else None)
+    return recording
 
 
 def _uses_of(
@@ -333,55 +319,11 @@ def _reads_of(device: Device, graph: Any, observer: Observer, call: Call) -> Cal
     return lambda tensor: in_compiled_code or storage(tensor) in observer.outside
 
 
-@contextlib.contextmanager
-def _no_casts_of_the_graph_kept() -> Iterator[None]:
-    """Clear autocast's cache before and after the block: casts that are made in it are in the graph's memory."""
-    torch.clear_autocast_cache()
-    try:
-        yield
-    finally:
-        torch.clear_autocast_cache()
-
-
 FREED_MEANWHILE = Refusal(
     "was captured in part when cuBLAS's workspaces were freed, as a recording in another thread may do",
     "record steps, make graphs of callables, and call compiled code for the first time, in one thread after the other",
 )
 """A workspace allocated during a capture is in the graph's pool, where later graphs may reuse its memory."""
-
-
-def _check(
-    observer: Observer,
-    seen: Observer,
-    structure: Hashable,
-    changes: Sequence[Refusal],
-) -> None:
-    """Check that the captured call equals the observed ones and changed no Python state.
-
-    Raises:
-        StepDiffers: it differs from the observed calls.
-        StepRefused: it changed Python state, or a graph cannot repeat it.
-    """
-    if observer.set_up:  # the step may have caught the exception, here and below
-        raise StepDiffers(SETS_UP)
-    if observer.refusals:
-        raise StepRefused(observer.refusals[0])
-    if observer.queries_random_state and (observer.draws or seen.draws):
-        raise StepRefused(CHECKPOINT_DRAWS)
-    if (difference := first_difference(seen.operations, observer.operations)) is not None:
-        raise StepDiffers(difference)
-    if without_objects(structure) != without_objects(seen.structure):
-        raise StepDiffers(OTHER_RESULT)
-    if changes:
-        raise StepRefused(changes[0])
-
-
-def _writes_into(label: str, placeholder: torch.Tensor) -> Refusal:
-    """Return the refusal of a write into the argument of this name, whose copy is `placeholder`."""
-    return Refusal(
-        f"{'may write' if placeholder.is_inference() else 'writes'} into {label}, of which a graph has a copy",
-        "write into a copy (`clone()`), or keep what is written in an attribute or a buffer",
-    )
 
 
 def cause(error: BaseException) -> BaseException:
@@ -397,11 +339,6 @@ HELD_NODES = Refusal(
     "detach() what is kept of earlier calls, or make the step before the first backward",
 )
 """The nodes that add to gradients belong to the stream they were first used on, as long as a result refers to them."""
-
-
-def is_programs_own(error: Exception) -> bool:
-    """Return whether the program itself may have raised this, so that it would do so uncaptured as well."""
-    return not isinstance(error, (StepRefused, torch.OutOfMemoryError))
 
 
 def why(error: Exception) -> Refusal:
@@ -468,13 +405,10 @@ class Outputs:
         """Allocate tensors for the next launch's results, before the launch, because this may run out of memory."""
         return [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device) for one in self.copied]
 
-    def copy_out(self, fresh: list[torch.Tensor]) -> None:
-        """Copy results to `fresh`, directly after the launch, before gradients are published."""
+    def take(self, fresh: list[torch.Tensor]) -> Any:
+        """Copy results to `fresh`, directly after the launch, and return the results of a call."""
         if self.copied:
             copy_all(fresh, self.copied)
-
-    def take(self, fresh: list[torch.Tensor]) -> Any:
-        """Return the results of a call, after `copy_out` to `fresh`."""
         return fresh[0] if self._single else replaced(self._nest, (fresh[place] for place in self._plan))
 
 

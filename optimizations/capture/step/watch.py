@@ -59,7 +59,7 @@ class Value:
     @property
     def is_plain(self) -> bool:
         """Return whether it is compared by its value, and not by identity or type."""
-        return not isinstance(self.token, _Token)
+        return is_plain(self.value)
 
     @property
     def dropped_as(self) -> str:
@@ -82,14 +82,6 @@ class Value:
             return False
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
-    """Represent an object by its identity, or by its class if its content is compared separately."""
-
-    kind: type
-    identity: int = 0
-
-
 _is_unchanged = operator.attrgetter("is_unchanged")
 
 
@@ -100,9 +92,10 @@ def is_plain(value: Any) -> bool:
 
 
 def _token(value: Any) -> Hashable:
+    """Return what represents a value: an object's identity, or its class if its content is compared separately."""
     if is_plain(value):
         return exact(value)
-    return _Token(type(value), id(value) if isinstance(value, _BY_IDENTITY) else 0)
+    return type(value), id(value) if isinstance(value, _BY_IDENTITY) else None
 
 
 def compared(state: HostState, ignore: Ignore) -> dict[str, Value]:
@@ -266,12 +259,17 @@ class Watch:
         self._compare_these()
         return True
 
-    def is_over(self, state: HostState) -> bool:
-        """Return whether a tensor was replaced or moved, so that no call can be replayed again."""
+    def is_over(self, state: HostState | None) -> bool:
+        """Return whether a tensor was replaced or moved, so that no call can be replayed again.
+
+        `state`: what the step reaches now; None if this is unknown.
+        """
+        if state is None or not self.in_place():
+            return not self.in_place()
         kinds = (torch.Tensor, torch.nn.Module)
         then = {name: one.token for name, one in self._values.items() if isinstance(one.value, kinds)}
         now = {name: one.token for name, one in self._compared(state).items() if isinstance(one.value, kinds)}
-        return not self.in_place() or any(then[name] != now[name] for name in then.keys() & now.keys())
+        return any(then[name] != now[name] for name in then.keys() & now.keys())
 
     def differing(self) -> list[str]:
         """Return the names of changed entries in the recorded containers."""

@@ -152,8 +152,8 @@ def test_collectives_keep_the_chain() -> None:
 def test_disabled_graph_is_not_launched() -> None:
     graphed, *_ = compared(sgd, calls=8)
     (recording,) = graphed._recorder.recordings.tried
-    assert isinstance(recording.race, branches_module.Branches)
-    recording.race.unusable = "its edges could not be put back"
+    assert isinstance(recording.graph.race, branches_module.Branches)
+    recording.graph.race.unusable = "its edges could not be put back"
     replays = recording.replays
     with pytest.raises(NotLaunched, match="put back"):
         recording.launch(list(batches(1)[0]), graphed._recorder._rates)

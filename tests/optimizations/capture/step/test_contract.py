@@ -309,16 +309,15 @@ def test_audit_is_skipped_where_there_is_no_memory() -> None:
 
 
 def test_audits_take_a_hundredth_of_the_time() -> None:
-    audits = Audits("auto")
-    audits.start(0.0)
-    now = 0.0
+    audits = Audits("auto", began_s=0.0)
+    now, replays = 0.0, 0
     for _ in range(20_000):
         now += 0.001
-        if audits.due():
+        if audits.due(replays):
             now += 0.01
-            audits.took(0.01, now, audits.calls)
+            audits.took(0.01, now, replays)
         else:
-            audits.calls += 1
+            replays += 1
     assert audits.done > 6 and audits.done * 0.01 < 0.02 * now
 
 

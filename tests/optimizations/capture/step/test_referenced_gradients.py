@@ -210,7 +210,7 @@ def test_other_recording_keeps_referenced_gradient(is_freed: bool) -> None:
     for size in (6, 6, 6, 6, 7, 7, 7, 7):
         step(*batches("cpu", 1, size)[0])
     later, _ = recordings = list(step._recorder.recordings.tried)
-    assert [one.replays for one in recordings] == [2, 1] and len({one.pool for one in recordings}) == 1
+    assert [one.replays for one in recordings] == [2, 1] and len({one.graph.pool for one in recordings}) == 1
     kept, then = mine.gradients()[1], mine.gradients()[1].clone()
     if is_freed:
         step._recorder.recordings.drop([later])
