@@ -122,13 +122,6 @@ def attributes(nest: Any, members: Sequence[Any]) -> Hashable:
     return tuple(found)
 
 
-def without_objects(structure: Any) -> Hashable:
-    """Return a structure, or a tuple that contains one, with objects replaced by their classes."""
-    if isinstance(structure, Same):
-        return "an object", structure.kind
-    return tuple(map(without_objects, structure)) if type(structure) is tuple else structure
-
-
 def is_gone(structure: Any) -> bool:
     """Return whether an object in it was freed, so that no later call can have this structure."""
     if isinstance(structure, Same):

@@ -210,13 +210,13 @@ def test_finalizer_inside_a_step_cannot_close_it(name: str, monkeypatch: pytest.
     step = graphed_step.GraphedStep(lambda: None)
     refused: list[str] = []
 
-    def drop_all() -> None:
+    def drop(recordings: Any) -> None:
         try:
             step.reset()
         except RuntimeError as error:
             refused.append(str(error))
 
-    monkeypatch.setattr(step._recorder.recordings, "drop_all", drop_all)
+    monkeypatch.setattr(step._recorder.recordings, "drop", drop)
     in_threads(getattr(step, name))
     assert len(refused) == 1 and "call it after the step" in refused[0]
     in_threads(step.reset)

@@ -93,10 +93,9 @@ class Variant:
             around: the context of the warm-up or capture.
         """
         device, state = self.device, self.state
-        observer = Observer(device.holds, {}, forbid=forbid, keeps_workspace=device.streams.keeps_workspace)
+        observer = Observer(device, {}, forbid=forbid, as_captured=self.as_captured)
         observer.in_region = False  # autocast's cached casts are cleared before each run
         observer.before_write = before_write
-        observer.as_captured = self.as_captured
         random, snapshot = RandomStates(device), state.snapshot()
         with around, observed(observer, state):
             yield observer
@@ -104,7 +103,7 @@ class Variant:
         found += map(changed_itself, self.marks.changed())
         if self.options.host_draws == "refused":
             found += [drawn_on_the_host(name, state.code, "call") for name in random.drawn_on_host()]
-        if not forbid and random.drawn_on_gpu(observer):
+        if not forbid:
             found += random.refusals(observer)
         found += state.changes(snapshot)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from optimizations.report.steps import Refusal, StepChanged
@@ -26,7 +26,6 @@ IN_A_ROW = 2
 _random = random.Random(0)  # a separate generator: the program's random numbers are not affected
 
 
-@dataclass(slots=True)
 class Audits:
     """Decide when calls of one recording are audited.
 
@@ -37,18 +36,11 @@ class Audits:
         since: number of replays at the last audit.
     """
 
-    every: CheckEvery
-    began_s: float
-    done: int = 0
-    skipped: int = 0
-    since: int = 0
-    _next: int = 0
-    _left: int = 0
-    _to_come: list[int] = field(default_factory=lambda: list(FIRST))
-    _audit_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._plan_next(self.began_s, 0)
+    def __init__(self, every: CheckEvery, began_s: float) -> None:
+        self.every, self.began_s = every, began_s
+        self.done = self.skipped = self.since = self._next = self._left = 0
+        self._to_come, self._audit_s = list(FIRST), 0.0
+        self._plan_next(began_s, 0)
 
     def due(self, replays: int) -> bool:
         """Return whether the next call is to be audited."""

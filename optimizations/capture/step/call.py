@@ -11,7 +11,6 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -138,23 +137,24 @@ def _distinct(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
-@dataclass(frozen=True, slots=True)
 class Call:
     """Describe a call: its arguments, the tensors among them with their names, and the state that the step reaches.
 
     Attributes:
         labels: names of `tensors`.
+        parameters: those that the step reaches.
         before: the gradients of `parameters` at the beginning of the call. Empty if the call runs eagerly, so that
             only the program references them.
     """
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    tensors: list[torch.Tensor]
-    labels: list[str]
-    state: HostState
-    parameters: list[torch.Tensor]
-    before: list[torch.Tensor | None]
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], state: HostState
+    ) -> None:
+        self.args, self.kwargs, self.tensors, self.state = args, kwargs, tensors, state
+        nests = [part for name, nest in named_arguments(args, kwargs) for part in parts(nest, name)]
+        self.labels = [label for label, one, _ in nests if isinstance(one, torch.Tensor)]
+        self.parameters = state.parameters()
+        self.before = gradients(self.parameters)
 
     def known(self, batch: Iterable[torch.Tensor]) -> dict[int, str]:
         """Return names of tensors that live throughout the call, by the addresses of their storages.
@@ -179,14 +179,6 @@ class Call:
         """Return the earlier gradients, by path."""
         found = zip(self.parameter_names(), self.before, strict=True)
         return {f"{name}.grad": one for name, one in found if one is not None}
-
-
-def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], state: HostState) -> Call:
-    """Return a `Call` with the current gradients."""
-    named = named_arguments(args, kwargs)
-    labels = [label for name, nest in named for label, one, _ in parts(nest, name) if isinstance(one, torch.Tensor)]
-    parameters = state.parameters()
-    return Call(args, kwargs, tensors, labels, state, parameters, gradients(parameters))
 
 
 def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> Refusal | None:

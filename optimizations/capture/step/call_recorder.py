@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from optimizations import torch_internals
 from optimizations.capture.device import Device
 from optimizations.capture.side_by_side import NotLaunched, RacedGraph
 from optimizations.capture.signature import exact, named_arguments, signature
-from optimizations.capture.static_loader import Fetches
+from optimizations.capture.static_loader import Fetches, StaticLoader
 from optimizations.capture.step.audit import changed, difference
 from optimizations.capture.step.call import (
     DDP_WARM_UP,
@@ -31,13 +31,12 @@ from optimizations.capture.step.call import (
     Key,
     alone,
     ambient,
-    call_of,
     refused_call,
     refused_iterators,
     watched_by_others,
 )
-from optimizations.capture.step.changes import Changes, argument_names, named, plain_numbers
-from optimizations.capture.step.gradients import gradients, held, put
+from optimizations.capture.step.changes import Changes, argument_names, named
+from optimizations.capture.step.gradients import gradients, put
 from optimizations.capture.step.host_state import HostState, hooks_of, of_argument, reach
 from optimizations.capture.step.kept_recordings import KeptRecordings
 from optimizations.capture.step.learning_rates import RATE, LearningRates
@@ -92,7 +91,7 @@ class CallRecorder:
                 return self._call(args, kwargs)
             except NotLaunched:  # nothing was done yet: record without branches
                 self._options = replace(self._options, concurrency="off")
-                self.recordings.drop_all()
+                self.recordings.drop(self.recordings.tried)
                 return self._call(args, kwargs)
         finally:
             self._fetches.end()
@@ -147,12 +146,17 @@ class CallRecorder:
             free = self._gpu.free_bytes()
             fits = free is None or free >= self._gpu.pool_bytes(recording.graph.pool)
             if fits and isinstance(state := self._reached(args, kwargs), HostState):
-                return self._audit(recording, call_of(args, kwargs, tensors, state))
+                return self._audit(recording, Call(args, kwargs, tensors, state))
             recording.audits.skip(time.perf_counter(), recording.replays)
         if (name := self.recordings.referenced_gradient(recording)) is not None:
             if recording.gradients.lost():
                 self.recordings.drop([recording])
-            self._note(held(name))
+            self._note(
+                Refusal(
+                    f"is called while the program holds the gradient of {name}, which a launch would overwrite",
+                    "clone() what is kept of gradients, or drop it before the step is called again",
+                )
+            )
             return self._uncaptured(args, kwargs)
         return recording.launch(tensors, self._rates)
 
@@ -193,7 +197,7 @@ class CallRecorder:
             return self._warm_up(state, args, kwargs)
         if self._rates.changed(state.optimizers.values(), numbers_only=self._changes.names.has_key(RATE)):
             self._forget_recordings()
-        given = plain_numbers(named_arguments(args, kwargs, self._names))
+        given = named_arguments(args, kwargs, self._names)
         numbers, changing = self._changes.note(state, self._rates.stands_for, given, self.recordings.replays)
         for recording in self.recordings.of(key):  # containers may have been replaced by equal ones
             if recording.fits(tensors, state):
@@ -202,7 +206,7 @@ class CallRecorder:
         moved = self.recordings.drop_unusable(key, state)
         if any(recording.shares(tensors) for recording in self.recordings.of(key)):
             return self._uncaptured(args, kwargs)  # the graph is kept for other calls of this signature
-        call = call_of(args, kwargs, tensors, state)
+        call = Call(args, kwargs, tensors, state)
         if self.recordings.little_used > MOST_DROPPED * self._options.limit:
             reads = f"it reads {named(moved)}" if moved else "its model or other objects are new after a few calls"
             refusal = Refusal(
@@ -257,17 +261,14 @@ class CallRecorder:
     def _reached(self, args: Any, kwargs: Any) -> HostState | Refusal:
         """Return what the step reaches, or a refusal if an object of the program cannot be read."""
         try:
-            return reach(self._roots(args, kwargs))
+            given = named_arguments(args, kwargs, self._names)
+            objects = [one for name, value in given for one in of_argument(value, name)]
+            return reach([(self.name(), self._step), *objects])
         except Exception as error:  # for example a module that is imported on first access
             return Refusal(
                 f"reaches something that raises {type(error).__name__} when it is read: {error}",
                 "keep it where the step does not reach it, or let it raise AttributeError for what it does not have",
             )
-
-    def _roots(self, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
-        yield getattr(self._step, "__qualname__", type(self._step).__name__), self._step
-        for name, value in named_arguments(args, kwargs, self._names):
-            yield from of_argument(value, name)
 
     # Observe and record.
 
@@ -305,9 +306,9 @@ class CallRecorder:
                 draws_unused=self._options.host_draws == "unused",
             )
         self._changes.take_in_names(call.state)
-        named = self._changes.names.has_path
-        static = call.state.static_loaders
-        seen.refusals.extend(refused_iterators(call.state, lambda path: path not in static and named(path)))
+        named, iterators = self._changes.names.has_path, call.state.iterators
+        is_read = lambda path: named(path) and not isinstance(iterators[path], StaticLoader)  # noqa: E731
+        seen.refusals.extend(refused_iterators(call.state, is_read))
         return returned, seen
 
     def _record(self, key: Key, call: Call, progress: Progress) -> Any:
@@ -433,7 +434,7 @@ class CallRecorder:
 
     def _forget_recordings(self) -> None:
         """Free all recordings, and observe calls of every kind again before the next one."""
-        self.recordings.drop_all()
+        self.recordings.drop(self.recordings.tried)
         self._plan.by_kind.clear()
 
     def _note(self, refusal: Refusal) -> None:

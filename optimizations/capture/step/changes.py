@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 from optimizations.capture.signature import PLAIN, exact, parts
-from optimizations.capture.step.host_state import CELL, Container, HostState
+from optimizations.capture.step.host_state import CELL, HostState
 from optimizations.capture.step.user_code import (
     ENCORE,
     STEPS,
@@ -24,7 +24,7 @@ from optimizations.capture.step.user_code import (
     line_with,
     with_inner,
 )
-from optimizations.capture.step.watch import SIZE, Ignore, Value, compared, is_dropped, is_of_module
+from optimizations.capture.step.watch import SIZE, Ignore, Value, compared, is_dropped, is_of_module, is_plain
 from optimizations.report.steps import Refusal
 
 MOST_VALUES = 6
@@ -90,12 +90,14 @@ class UsedNames:
             if not _is_of_an_optimizer(code):
                 self._keys.update(one for one in code.co_consts if isinstance(one, str))
 
-    def has(self, container: Container, key: Any) -> bool:
+    def has(self, one: Value) -> bool:
         """Return whether code that ran names an entry: an attribute, variable or key; a list by its own name.
 
-        Attributes of the program's own objects count as named where the program's own code names them.
+        Attributes of the program's own objects count as named where the program's own code names them. Entries of
+        modules and optimizers are always read.
         """
-        if self._unknown:
+        container, key = one.container, one.key
+        if self._unknown or container.always_read:
             return True
         names = self._every if container.of_library or not container.is_attributes else self._users
         return (key if isinstance(key, str) and key != CELL else last_word(container.path)) in names
@@ -155,14 +157,14 @@ class Changes:
         self.dropped -= named
 
     def note(
-        self, state: HostState, ignore: Ignore, given: Mapping[str, Hashable], replays: int
+        self, state: HostState, ignore: Ignore, given: Iterable[tuple[str, Any]], replays: int
     ) -> tuple[frozenset[tuple[str, Hashable]], Refusal | None]:
         """Compare what a call without a matching recording reaches with what such calls before it reached.
 
         Args:
             state: what the step reaches.
             ignore: entries that may change.
-            given: values among the arguments.
+            given: the arguments by name.
             replays: number of calls replayed so far.
 
         Returns:
@@ -173,25 +175,25 @@ class Changes:
         found, is_first = compared(state, ignore), not self._last
         if self._ignored:
             self.dropped.update(filter(self._is_ignored, found))
-        for name, token in given.items() if self.names.known else ():
-            self._met.setdefault(f"{name} (argument)", set()).add(token)
+        for where, nest in given if self.names.known else ():
+            for name, value, _ in parts(nest, where):
+                if type(value) in PLAIN:
+                    self._met.setdefault(f"{name} (argument)", set()).add(exact(value))
         for name, new in found.items():
             is_added, old = name not in self._last, self._last.get(name)
             self._last[name] = new.token
             if is_first or not self.names.known or old == new.token or is_dropped(name, self.dropped):
                 continue
-            if self._is_named(new):
+            if self.names.has(new):
                 if not is_added and _is_number(new):
                     self._met.setdefault(name, {old}).add(new.token)
-            elif new.container.is_attributes and not is_of_module(new.container) if is_added else new.is_plain:
-                self.dropped.add(new.dropped_as)
+            elif new.container.is_attributes and not is_of_module(new.container) if is_added else is_plain(new.value):
+                by_name = new.container.is_attributes or isinstance(new.key, str)
+                self.dropped.add(name if by_name else new.container.path)
         changing = [name for name, met in self._met.items() if len(met) >= MOST_VALUES]
         numbers = ((name, one.token) for name, one in found.items() if _is_number(one))
         kept = frozenset(one for one in numbers if not is_dropped(one[0], self.dropped))
         return kept, self._refusal(changing) if changing else None
-
-    def _is_named(self, one: Value) -> bool:
-        return one.container.always_read or self.names.has(one.container, one.key)
 
     def _refusal(self, names: Sequence[str]) -> Refusal:
         if of_arguments := [name.removesuffix(" (argument)") for name in names if name.endswith(" (argument)")]:
@@ -214,7 +216,7 @@ class Changes:
 
 def _is_number(one: Value) -> bool:
     """Return whether an entry is compared by its value, and is not the number of settings of an optimizer."""
-    return one.is_plain and not (one.key is SIZE and one.container.always_read)
+    return is_plain(one.value) and not (one.key is SIZE and one.container.always_read)
 
 
 def named(names: Iterable[str]) -> str:
@@ -242,8 +244,3 @@ def argument_names(step: Any) -> tuple[str, ...]:
     bound = isinstance(step, types.MethodType)
     code = getattr(step.__func__ if bound else step, "__code__", None)
     return code.co_varnames[int(bound) : code.co_argcount] if isinstance(code, types.CodeType) else ()
-
-
-def plain_numbers(named: Iterable[tuple[str, Any]]) -> dict[str, Hashable]:
-    """Return the numbers and strings among arguments."""
-    return {name: exact(value) for where, one in named for name, value, _ in parts(one, where) if type(value) in PLAIN}

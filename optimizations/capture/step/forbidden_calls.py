@@ -201,7 +201,6 @@ def noticed(observer: Observer) -> Iterator[None]:
             raise StepDiffers(SETS_UP) from error
         raise
     finally:
-        with contextlib.suppress(ValueError):  # `torch.compiler.reset` forgets all of them
-            handler.remove_start_callback(begins)
-        with contextlib.suppress(ValueError):
-            handler.remove_end_callback(ends)
+        for remove, callback in (handler.remove_start_callback, begins), (handler.remove_end_callback, ends):
+            with contextlib.suppress(ValueError):  # `torch.compiler.reset` forgets all of them
+                remove(callback)

@@ -45,7 +45,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 
@@ -97,14 +96,6 @@ def put(parameters: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor | None
             parameter.grad = gradient
 
 
-def held(name: str) -> Refusal:
-    """Return the refusal of a call whose gradient the program still references."""
-    return Refusal(
-        f"is called while the program holds the gradient of {name}, which a launch would overwrite",
-        "clone() what is kept of gradients, or drop it before the step is called again",
-    )
-
-
 def _may_find(use: Use, gradient: torch.Tensor | None) -> bool:
     """Return whether a call with this use may find such a gradient."""
     return use is Use.DROPPED or (gradient is None) == (use is Use.ABSENT)
@@ -132,13 +123,12 @@ _owned: weakref.WeakValueDictionary[int, _Owned] = weakref.WeakValueDictionary()
 def own(gradients: Iterable[torch.Tensor | None]) -> dict[int, _Owned]:
     """Return the references to each of these plain tensors, by their ids."""
     by_id = {id(one): one for one in gradients if one is not None}
-    found = {key: _owned.get(key) for key in by_id}
-    sharing = Counter(by_id[key].untyped_storage()._cdata for key, known in found.items() if known is None)
-    for key, one in by_id.items():
-        if found[key] is None:
-            storage = one.untyped_storage()
-            _owned[key] = found[key] = _Owned(one, storage, storage._cdata, sharing[storage._cdata] - 1)
-    return cast("dict[int, _Owned]", found)
+    found = {key: known for key in by_id if (known := _owned.get(key)) is not None}
+    storages = {key: one.untyped_storage() for key, one in by_id.items() if key not in found}
+    sharing = Counter(storage._cdata for storage in storages.values())
+    made = {key: _Owned(by_id[key], one, one._cdata, sharing[one._cdata] - 1) for key, one in storages.items()}
+    _owned.update(made)
+    return found | made
 
 
 def storage_counts(cells: Sequence[int]) -> list[int]:

@@ -76,9 +76,7 @@ class GraphedStep:
         Raises:
             RuntimeError: the step runs.
         """
-        self._require_idle("close")
-        with self._lock:
-            self._recorder.close()
+        self._free_graphs("close")
 
     def reset(self) -> None:
         """Free the graphs and their memory, and begin from the first call.
@@ -86,19 +84,19 @@ class GraphedStep:
         Raises:
             RuntimeError: the step runs.
         """
-        self._require_idle("reset")
-        with self._lock:
-            self._recorder.close()
-            self._recorder = CallRecorder(self._step, self._recorder.device, self._options)
+        self._free_graphs("reset")
+        self._recorder = CallRecorder(self._step, self._recorder.device, self._options)
 
-    def _require_idle(self, name: str) -> None:
-        """Check that the step does not run, before its graphs are freed by the function of this `name`.
+    def _free_graphs(self, name: str) -> None:
+        """Free the graphs for the function of this `name`.
 
         Raises:
-            RuntimeError: it runs.
+            RuntimeError: the step runs.
         """
         if self._lock.locked():
             raise RuntimeError(f"{name}() was called while {self._recorder.name()} runs; call it after the step")
+        with self._lock:
+            self._recorder.close()
 
 
 def release_steps() -> None:

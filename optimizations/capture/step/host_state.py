@@ -73,10 +73,6 @@ class Container:
     is_compared: bool = True
 
     @property
-    def is_cell(self) -> bool:
-        return isinstance(self.held, types.CellType)
-
-    @property
     def is_sequence(self) -> bool:
         return self.names is None and isinstance(self.held, (list, set, collections.deque))
 
@@ -87,7 +83,7 @@ class Container:
 
     def name_of(self, key: Any) -> str:
         """Return the expression by which a program refers to an entry."""
-        if self.is_cell:
+        if isinstance(self.held, types.CellType):
             return self.path
         if self.is_attributes:
             return f"{self.path}.{key_name(key)}" if self.path else key_name(key)
@@ -167,8 +163,7 @@ class HostState:
 
     Attributes:
         tensors, modules, optimizers: by path.
-        iterators: paths of objects that each read changes: iterators, and generators of random numbers.
-        static_loaders: those of them that are static loaders.
+        iterators: objects that each read changes, by path: iterators, and generators of random numbers.
         code: code objects of the program's own functions that the step reaches.
         compiled: whether a module or function is compiled. `compiled_code` has the code objects of such functions.
     """
@@ -177,8 +172,7 @@ class HostState:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
-    iterators: list[str] = field(default_factory=list)
-    static_loaders: set[str] = field(default_factory=set)
+    iterators: dict[str, Any] = field(default_factory=dict)
     code: list[types.CodeType] = field(default_factory=list)
     compiled_code: list[types.CodeType] = field(default_factory=list)
     compiled: bool = False
@@ -219,7 +213,7 @@ class HostState:
 
     def _change(self, container: Container, key: Any, was: Any, now: Any) -> Refusal:
         path = container.name_of(key)
-        name = container.path if container.is_sequence or container.is_cell else key_name(key)
+        name = container.path if container.is_sequence or isinstance(container.held, types.CellType) else key_name(key)
         of_tensors = isinstance(now, (tuple, list)) and any(isinstance(member, torch.Tensor) for member in now)
         advice = _BOUND_TO_A_TENSOR if isinstance(now, torch.Tensor) or of_tensors else _OTHER
         if isinstance(now, torch.Tensor):
@@ -436,9 +430,8 @@ class _Walk:
             if len(value) <= LONG:
                 yield from found
         elif isinstance(value, Iterator) or _draws(value):
-            state.iterators.append(path)
+            state.iterators[path] = value
             if isinstance(value, StaticLoader):
-                state.static_loaders.add(path)
                 lent = [tensor for batch in value.lent for tensor in batch.buffers]
                 yield from ((f"{path}.buffers[{index}]", tensor, depth) for index, tensor in enumerate(lent))
         elif isinstance(value, type):

@@ -68,7 +68,9 @@ class KeptRecordings:
         `state`: the state that a call of the signature `key_now` reaches.
         """
         gone = [one for one in self.tried if is_gone(one.key)]
-        over = [one for one in self.tried if one.is_over(state if one.key == key_now else None)]
+        states = [state if one.key == key_now else None for one in self.tried]
+        pairs = zip(self.tried, states, strict=True)
+        over = [one for one, reached in pairs if one.watch.is_over(reached) or one.gradients.lost()]
         names = [name for recording in over if recording not in gone for name in recording.watch.differing()]
         self.drop([*gone, *over])
         return list(dict.fromkeys(names))
@@ -93,10 +95,6 @@ class KeptRecordings:
         idle = [one for one in reversed(self.tried) if one.replays_then == one.replays]
         self.drop(idle[:1])
         return bool(idle)
-
-    def drop_all(self) -> None:
-        """Free all recordings after their launches have finished."""
-        self.drop(self.tried)
 
     def drop(self, recordings: Sequence[Recording]) -> None:
         """Free these recordings after their launches have finished.

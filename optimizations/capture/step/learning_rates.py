@@ -24,11 +24,6 @@ import torch
 RATE = "lr"
 
 
-def made_for_graphs(group: dict[str, Any]) -> bool:
-    """Return whether a group's optimizer counts steps on the GPU and reads a learning rate that is a tensor there."""
-    return bool(group.get("capturable") or group.get("fused"))
-
-
 @dataclass(slots=True, eq=False)
 class _Rate:
     """Record the learning rate of one parameter group.
@@ -82,7 +77,8 @@ class LearningRates:
                 one = rates.setdefault(index, _Rate(number))
                 before, one.seen = one.seen, number
                 devices = {parameter.device for parameter in group["params"]}
-                if number != before and made_for_graphs(group) and len(devices) == 1 and not numbers_only:
+                takes_tensor = (group.get("capturable") or group.get("fused")) and len(devices) == 1
+                if number != before and takes_tensor and not numbers_only:
                     with torch.inference_mode(False):  # calls in other modes write it as well
                         one.tensor = torch.full((), float(number), dtype=torch.float32, device=devices.pop())
                     replaced.append(group)

@@ -23,13 +23,9 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.capture.device import Device
 from optimizations.capture.step.audit import Operation, short
-from optimizations.capture.step.user_code import (
-    ADVICE_ON_CTC,
-    advice_by_caller,
-    called_by_the_compiler,
-    current_line,
-)
+from optimizations.capture.step.user_code import ADVICE_ON_CTC, TUNERS, advice_by_caller, called_from, current_line
 from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.report.steps import Refusal, StepRefused
 from optimizations.written_operands import tensors_in, written
@@ -74,21 +70,11 @@ class Observer(torch_internals.TorchDispatchMode):
 
     Args:
         known: names of tensors that live throughout the call, by the addresses of their storages.
-        keeps_workspace: see `SideStreams`.
     """
 
-    def __init__(
-        self,
-        holds: Holds,
-        known: Mapping[int, str],
-        *,
-        forbid: bool,
-        as_captured: bool = False,
-        keeps_workspace: Callable[[], bool] = lambda: True,
-    ) -> None:
+    def __init__(self, device: Device, known: Mapping[int, str], *, forbid: bool, as_captured: bool = False) -> None:
         super().__init__()
-        self._keeps_workspace = keeps_workspace
-        self.holds = holds
+        self.holds, self._keeps_workspace = device.holds, device.streams.keeps_workspace
         self._known = known
         self._unseen = 0
         self.log: LaunchLog | None = None
@@ -101,9 +87,8 @@ class Observer(torch_internals.TorchDispatchMode):
         self.refusals: list[Refusal] = []
         self.outside: dict[int, str | None] = {}
         self.read: dict[int, weakref.ref[torch.Tensor]] = {}
-        self.draws = self.draws_by_default = False
+        self.draws = self.draws_by_default = self.in_backward = False
         self.before_write: Callable[[torch.Tensor], None] | None = None
-        self.in_backward = False
         self.structure: Hashable = None
         self.makes_gradients: set[int] = set()
         self.compiling = self.set_up = False
@@ -128,7 +113,7 @@ class Observer(torch_internals.TorchDispatchMode):
 
         Operators of PyTorch's compiler itself do not count. See `forbidden_calls`.
         """
-        if self.compiling or called_by_the_compiler():
+        if self.compiling or called_from(*TUNERS):
             self.set_up = True
             if self.forbids:
                 raise StepDiffers(SETS_UP)

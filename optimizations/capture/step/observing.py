@@ -62,7 +62,7 @@ def observe(
         draws_unused: the caller declared that random numbers drawn on the host have no effect (`host_draws="unused"`).
     """
     state = call.state
-    observer = new_observer(device, call, call.tensors, forbid=False, as_captured=as_captured)
+    observer = Observer(device, call.known(call.tensors), forbid=False, as_captured=as_captured)
     random, settings = RandomStates(device), ambient()
     arguments = dict(zip(call.labels, call.tensors, strict=False))
     marks = TensorMarks({**state.tensors, **call.named_gradients(), **arguments})
@@ -80,13 +80,12 @@ def observe(
     after = gradients(call.parameters)
     if ambient() != settings:
         findings.append(LEAVES_SETTINGS)
-    drawn, observer.draws = random.drawn_on_host(), random.drawn_on_gpu(observer)
-    if drawn and on_host:
+    if (drawn := random.drawn_on_host()) and on_host:
         findings.append(RETURNS_DRAWS)
     if not draws_unused:
         findings += [drawn_on_the_host(name, state.code) for name in drawn]
     findings += map(changed_itself, marks.changed())
-    findings += random.refusals(observer) if observer.draws else []
+    findings += random.refusals(observer)
     replaced = [new is not old for old, new in zip(call.before, after, strict=True)]
     if not (observer.in_backward or any(replaced)) and any(tensor.grad_fn is not None for tensor in results):
         findings.append(NO_BACKWARD)
@@ -97,11 +96,6 @@ def observe(
         made_for = zip(call.parameters, after, replaced, strict=True)
         observer.makes_gradients = {id(one) for one, new, is_new in made_for if is_new and new is not None}
     return returned, observer
-
-
-def new_observer(device: Device, call: Call, batch: Sequence[torch.Tensor], **settings: Any) -> Observer:
-    """Return an observer of a call with this batch. `settings` are those of `Observer`."""
-    return Observer(device.holds, call.known(batch), keeps_workspace=device.streams.keeps_workspace, **settings)
 
 
 @contextlib.contextmanager
@@ -181,19 +175,18 @@ class RandomStates:
         """Return the program's names of the generators of the host whose state changed."""
         return [name for name, read, _, state in self._on_host if not _equal(read(), state)]
 
-    def drawn_on_gpu(self, observer: Observer) -> bool:
-        """Return whether the call drew random numbers on the GPU."""
-        return observer.draws or not torch.equal(self._before, self._generator.get_state())
-
     def refusals(self, observer: Observer) -> list[Refusal]:
-        """Return a refusal of a call that drew on the GPU, if a launch would draw different numbers.
+        """Record whether the call drew on the GPU. Return a refusal if a launch would draw different numbers.
 
         Either the seed changed, which is the first eight bytes of a state, or the generator drew and still has its
         state.
         """
+        before, now = self._before, self._generator.get_state()
+        observer.draws |= not torch.equal(before, now)
+        if not observer.draws:
+            return []
         if observer.queries_random_state:
             return [CHECKPOINT_DRAWS]
-        before, now = self._before, self._generator.get_state()
         reseeds = not torch.equal(now[:8], before[:8]) or (observer.draws_by_default and torch.equal(now, before))
         return [RESEEDS] if reseeds else []
 

@@ -26,14 +26,7 @@ from optimizations.capture.step.gradients import Gradients, Use, bytes_for_gradi
 from optimizations.capture.step.host_state import Content, HostState
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, StepRefused, storage
-from optimizations.capture.step.observing import (
-    CHANGES_ARGUMENT,
-    CHECKPOINT_DRAWS,
-    changed_itself,
-    contents,
-    new_observer,
-    observed,
-)
+from optimizations.capture.step.observing import CHANGES_ARGUMENT, CHECKPOINT_DRAWS, changed_itself, contents, observed
 from optimizations.capture.step.options import StepOptions
 from optimizations.capture.step.progress import Progress
 from optimizations.capture.step.tensor_marks import TensorMarks, Writes, storages
@@ -106,13 +99,6 @@ class Recording:
         """Return whether an input that is copied shares memory that the step writes."""
         return not self.written.isdisjoint(map(storage, tensors))
 
-    def is_over(self, state: HostState | None) -> bool:
-        """Return whether the recording can never be used again: a tensor that it reads was replaced or moved.
-
-        `state`: what the step reaches now, if the recording has the signature of the current call.
-        """
-        return self.watch.is_over(state) or self.gradients.lost()
-
     def launch(self, tensors: Sequence[torch.Tensor], rates: LearningRates) -> Any:
         """Do the work of a call with these inputs, and return its results.
 
@@ -129,12 +115,11 @@ class Recording:
         except Exception:
             self.replays -= 1
             raise
-        returned = self.outputs.take(fresh)
         self.gradients.publish()
         counted = [*self.mutated, *self.gradients.written()]
         if counted:  # autograd detects the write to a saved tensor by its version
             torch_internals.increment_version(counted)
-        return returned
+        return self.outputs.take(fresh)
 
 
 def capture(
@@ -171,7 +156,7 @@ def capture(
     args, kwargs = replaced(call.args, stand_ins), replaced(call.kwargs, stand_ins)
     given = contents(args, kwargs)
     pool_before = device.pool_bytes(graph.pool)
-    observer = new_observer(device, call, placeholders, forbid=True, as_captured=progress.as_captured)
+    observer = Observer(device, call.known(placeholders), forbid=True, as_captured=progress.as_captured)
     room = bytes_for_gradients(call.parameters, call.before, call.state.optimizers.values(), seen.makes_gradients)
     branches = options.concurrency == "auto"
     observer.log = log = device.launch_log(notes_memory=branches)
@@ -206,12 +191,10 @@ def capture(
     after = gradients(call.parameters)
     uses = _uses_of(device, graph.captured, observer, of_kernels, call.before, after, writes.include)
     gradients_of_call = {id(one) for one in [*call.before, *after] if one is not None}
-    unread = storages(old for old, use in zip(call.before, uses, strict=True) if use is Use.DROPPED)
     kept = [
         tensor
         for address, reference in observer.read.items()
         if address in seen.outside
-        and address not in unread
         and (tensor := reference()) is not None
         and id(tensor) not in gradients_of_call  # `Gradients` keeps them
     ]
@@ -230,7 +213,8 @@ def capture(
         if storage(tensor) in written:
             reason = f"writes into a tensor, which shares memory with {label}"
             raise StepRefused(Refusal(reason, "pass a copy (`clone()`) of the argument"))
-    reads = _reads_of(device, graph.captured, observer, call)
+    unseen = [one for one in call.state.tensors.values() if device.holds(one) and storage(one) not in observer.outside]
+    in_compiled_code = call.state.compiled and device.mentions(graph.captured, memory(unseen))
     known = call.known(placeholders)
     recording = Recording(
         graph=graph,
@@ -245,7 +229,13 @@ def capture(
             written=writes.include,
             made=lambda gradient: storage(gradient) not in known and storage(gradient) not in observer.outside,
         ),
-        watch=Watch(call.state, rates.stands_for, reads, kept, dropped=dropped),
+        watch=Watch(
+            call.state,
+            rates.stands_for,
+            lambda tensor: in_compiled_code or storage(tensor) in observer.outside,
+            kept,
+            dropped=dropped,
+        ),
         outputs=Outputs(returned),
         mutated=[tensor for tensor in mutated if writes.counted(tensor) or tensor.is_inference()],
         written=written,
@@ -310,13 +300,6 @@ def given_to_kernels(log: LaunchLog) -> set[int] | None:
             return None
         found |= one.given
     return None if log.failure is not None else found
-
-
-def _reads_of(device: Device, graph: Any, observer: Observer, call: Call) -> Callable[[torch.Tensor], bool]:
-    """Return a predicate for the tensors that the step reads, by an operator or by a kernel of compiled code."""
-    unseen = [t for t in call.state.tensors.values() if device.holds(t) and storage(t) not in observer.outside]
-    in_compiled_code = call.state.compiled and device.mentions(graph, memory(unseen))
-    return lambda tensor: in_compiled_code or storage(tensor) in observer.outside
 
 
 FREED_MEANWHILE = Refusal(
@@ -406,7 +389,7 @@ class Outputs:
         return [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device) for one in self.copied]
 
     def take(self, fresh: list[torch.Tensor]) -> Any:
-        """Copy results to `fresh`, directly after the launch, and return the results of a call."""
+        """Copy results to `fresh`, after the launch, and return the results of a call."""
         if self.copied:
             copy_all(fresh, self.copied)
         return fresh[0] if self._single else replaced(self._nest, (fresh[place] for place in self._plan))

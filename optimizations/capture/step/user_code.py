@@ -194,7 +194,7 @@ def advice_by_caller() -> str | None:
     return None
 
 
-_TUNERS = (
+TUNERS = (
     "/torch/_inductor/runtime/",
     "/torch/_inductor/select_algorithm.py",
     "/torch/_inductor/autotune_process.py",
@@ -202,12 +202,7 @@ _TUNERS = (
     "/triton/runtime/autotuner.py",
     "/triton/compiler/",
 )
-"""Files that compile and time kernels in the first run that needs them."""
-
-
-def called_by_the_compiler() -> bool:
-    """Return whether PyTorch's or Triton's compiler itself is running, and not code that it generated."""
-    return called_from(*_TUNERS)
+"""Files of PyTorch's and Triton's compilers that compile and time kernels in the first run that needs them."""
 
 
 def called_from(*parts: str) -> bool:

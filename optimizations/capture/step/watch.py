@@ -57,17 +57,6 @@ class Value:
     token: Hashable
 
     @property
-    def is_plain(self) -> bool:
-        """Return whether it is compared by its value, and not by identity or type."""
-        return is_plain(self.value)
-
-    @property
-    def dropped_as(self) -> str:
-        """Return the name under which it is left out of the comparison."""
-        by_name = self.container.is_attributes or isinstance(self.key, str)
-        return self.name if by_name else self.container.path
-
-    @property
     def current(self) -> Any:
         """Return the current value of the entry, or the current size."""
         return len(self.container.held) if self.key is SIZE else self.container.get(self.key)
@@ -77,7 +66,7 @@ class Value:
         """Return whether the entry has the same object or an equal number, and exists."""
         try:
             now = self.current
-            return now is self.value or (self.is_plain and is_plain(now) and exact(now) == exact(self.value))
+            return now is self.value or (is_plain(self.value) and is_plain(now) and exact(now) == exact(self.value))
         except _UNREADABLE:
             return False
 

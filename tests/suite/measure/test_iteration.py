@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_workloads import instance_of
 
-from optimizations.capture.step.host_state import reach
+from optimizations.capture.step.host_state import CELL, reach
 from suite.measure.iteration import callable_for, full_precision, iteration, set_numerics
 from suite.measure.modes import MODES, Mode
 
@@ -132,4 +132,4 @@ def test_iteration_depends_on_its_module_alone(task):
     instance = instance_of(linear, task=task)
     state = reach([("iterate", iteration(instance, instance.module, marks_steps=False))])
     assert instance.module in state.modules.values()
-    assert not [one.path for one in state.containers if one.has_attributes and not one.is_cell]
+    assert not [one.path for one in state.containers if one.has_attributes and one.names != {CELL}]

@@ -20,7 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from optimizations.capture.callables.graph_callables import GraphedCallables
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import StepRefused
-from optimizations.capture.step.user_code import _TUNERS
+from optimizations.capture.step.user_code import TUNERS
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -351,7 +351,7 @@ def test_autotuning_functions_of_pytorch_exist() -> None:
     import triton
 
     roots = {"torch": Path(torch.__file__).parents[1], "triton": Path(triton.__file__).parents[1]}
-    for place in _TUNERS:
+    for place in TUNERS:
         package = place.split("/")[1]
         assert (roots[package] / place.strip("/")).exists(), place
     assert "torch._dynamo.callback" in sys.modules

@@ -189,7 +189,7 @@ def test_unnamed_tensors_and_allocations_are_ignored() -> None:
     traces = []
     given, weight = torch.ones(3), torch.ones(3)
     for made_by_the_step in (False, True):
-        observer = Observer(lambda tensor: True, {storage(weight): "weight"}, forbid=False)
+        observer = Observer(CpuDevice(), {storage(weight): "weight"}, forbid=False)
         with observer:
             taken = torch.full((3,), 1.0) if made_by_the_step else given
             if made_by_the_step:
@@ -199,7 +199,7 @@ def test_unnamed_tensors_and_allocations_are_ignored() -> None:
             taken * weight
         traces.append(observer.operations)
     assert first_difference(*traces) is None and len(traces[0]) == 1
-    other = Observer(lambda tensor: True, {storage(given): "weight"}, forbid=False)
+    other = Observer(CpuDevice(), {storage(given): "weight"}, forbid=False)
     with other:
         given * weight
     difference = first_difference(traces[0], other.operations)
@@ -211,7 +211,7 @@ def test_checkpoint_random_state_is_not_traced(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.zeros(8, dtype=torch.uint8).clone())
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: state.clone())
     for capturing in (False, True):
-        observer = Observer(lambda tensor: True, {}, forbid=capturing)
+        observer = Observer(CpuDevice(), {}, forbid=capturing)
         with watched(observer, compiled=False), observer:
             torch.cuda.set_rng_state(torch.cuda.get_rng_state())
         assert observer.operations == [] and observer.queries_random_state
@@ -242,7 +242,7 @@ def test_address_is_found_in_any_kernel_argument() -> None:
 
 def test_module_imported_while_watched_retains_no_observer() -> None:
     """PyTorch imports modules of its own in the first capture, which keep `torch.cuda.synchronize` for themselves."""
-    observer = Observer(lambda tensor: True, {}, forbid=True)
+    observer = Observer(CpuDevice(), {}, forbid=True)
     gone = weakref.ref(observer)
     owners = [(torch.cuda, "synchronize"), (torch, "manual_seed")]
     with watched(observer, compiled=False):
@@ -281,12 +281,17 @@ def test_dropout_of_cudnns_rnn_leaves_the_generator_as_it_is() -> None:
     assert not has_own_state(_ATEN.native_dropout.default)
 
 
+def device_with(on_the_gpu: set[int]) -> Any:
+    """Return a device that holds the tensors of these storages only."""
+    return SimpleNamespace(holds=lambda tensor: storage(tensor) in on_the_gpu, streams=CpuDevice())
+
+
 # Python numbers become GPU fills with PyTorch's bits. The replaced functions are invisible to modes, classes of
 
 
 @pytest.fixture
 def everything_on_the_gpu() -> Callable[[], Any]:
-    return lambda: watched(Observer(lambda tensor: True, {}, forbid=False), compiled=False)
+    return lambda: watched(Observer(CpuDevice(), {}, forbid=False), compiled=False)
 
 
 @pytest.fixture(autouse=True)
@@ -299,7 +304,7 @@ def nothing_is_left() -> Iterator[None]:
 def test_number_is_converted_by_a_fill() -> None:
     """Bits, dtypes and errors are PyTorch's."""
     stock = torch.tensor
-    observer = Observer(lambda tensor: True, {}, forbid=False)
+    observer = Observer(CpuDevice(), {}, forbid=False)
     for data in (1.5, 3, True, -math.inf, math.nan, 2**54 + 1):
         for keywords in ({}, {"dtype": torch.complex64}, {"dtype": torch.bfloat16}):
             with watched(observer, compiled=False):
@@ -336,7 +341,7 @@ def test_assigned_number_is_in_the_trace() -> None:
     """PyTorch gives the fill a tensor in CPU memory that it made of the number."""
     x, other = torch.zeros(3, 4), torch.zeros(4)
     on_the_gpu = {storage(x)}
-    observer = Observer(lambda tensor: storage(tensor) in on_the_gpu, {}, forbid=False)
+    observer = Observer(device_with(on_the_gpu), {}, forbid=False)
     with observer:
         x[:, 0] = 0.5
         x.mul_(torch.tensor(3.0))
@@ -355,7 +360,7 @@ def test_random_state_of_an_operator_is_not_compared() -> None:
     """As attention's, whose forward returns its seed in CPU memory and whose backward reads it there."""
     x = torch.ones(3)
     on_the_gpu = {storage(x)}
-    observer = Observer(lambda tensor: storage(tensor) in on_the_gpu, {}, forbid=False)
+    observer = Observer(device_with(on_the_gpu), {}, forbid=False)
     with observer:
         state = x.sum()
         x.mul_(state)
