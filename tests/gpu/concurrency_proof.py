@@ -43,7 +43,7 @@ from row_files import RowFile, facts, read_rows  # noqa: E402
 from worker_pool import Pool, serve  # noqa: E402
 
 DELAYED = ("MMC", "DALLE2", "TKE", "ST", "XLNET-I", "DCGAN", "LP", "DR-T")
-"""Workloads whose kernels are delayed, where --delays names no others."""
+"""Workloads whose kernels are delayed."""
 PHASES = ("prepare", "chain", "branches", "measure")
 SEED = 0
 WARM_UP = 6
@@ -206,7 +206,7 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def work(cache: Path, delayed: Sequence[str]) -> int:
+def work() -> int:
     """Be the process for one workload in one phase: answer with its row."""
 
     def rows(name: str, phases: Sequence[str], say: Callable[[Any], None]) -> Iterator[dict[str, Any]]:
@@ -214,7 +214,7 @@ def work(cache: Path, delayed: Sequence[str]) -> int:
         say({"begin": phase})
         try:
             if phase == "measure":
-                found = measure(chosen, cache / "gpu.lock", delays=name in delayed)
+                found = measure(chosen, CACHE / "gpu.lock", delays=name in DELAYED)
             else:
                 found = {"reserved_bytes": reserved_bytes(Workload(chosen, branches=phase == "branches"))}
             row = {"status": "ok", **found}
@@ -344,46 +344,42 @@ def is_bad(row: Mapping[str, Any]) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    jobs = max(1, min(8, (os.cpu_count() or 2) // 2))
     parser.add_argument("--out", type=Path, help="file of rows (JSON lines); rows that are there are not made again")
     parser.add_argument("--only", nargs="+", default=[], metavar="WORKLOAD", help="these workloads (all)")
-    parser.add_argument("--delays", nargs="*", default=list(DELAYED), metavar="WORKLOAD", help="with delayed kernels")
     parser.add_argument("--minutes", type=float, default=60.0, help="time for all of it (60)")
-    parser.add_argument("--jobs", type=int, default=jobs, help=f"processes at a time ({jobs})")
-    parser.add_argument("--cache", type=Path, default=CACHE, help=f"compiled kernels, and a log ({CACHE})")
     parser.add_argument("--dry-run", action="store_true", help="say what would run")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a file of rows")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.worker:
-        return work(given.cache, given.delays)
+        return work()
     try:
         if given.table is not None:
             print(table(read_rows(given.table, is_row)))
             return 0
         wanted = chosen_workloads(given.only)
-        chosen_workloads(given.delays)
         rows = RowFile(given.out, is_row)
     except (LookupError, OSError, ValueError) as error:
         parser.error(str(error))
-    if given.minutes <= 0 or given.jobs < 1:
-        parser.error("--minutes and --jobs must be above 0")
+    if given.minutes <= 0:
+        parser.error("--minutes must be above 0")
     if given.dry_run:
         for one in wanted:
             left = [phase for phase in PHASES if missing(rows.rows, phase, [one])]
-            delays = ", delayed kernels" if one.name in given.delays and "measure" in left else ""
+            delays = ", delayed kernels" if one.name in DELAYED and "measure" in left else ""
             print(f"{one!s:20} {', '.join(left) or 'done'}{delays}")
         return 0
     if given.out is None:
         parser.error("name the file of rows: --out FILE")
     import torch
 
-    given.cache.mkdir(parents=True, exist_ok=True)
-    command = (str(Path(__file__).resolve()), "--worker", "--cache", str(given.cache), "--delays", *given.delays)
-    settings = {"cache": given.cache, "deadline": time.monotonic() + 60 * given.minutes}
+    CACHE.mkdir(parents=True, exist_ok=True)
+    command = (str(Path(__file__).resolve()), "--worker")
+    settings = {"cache": CACHE, "deadline": time.monotonic() + 60 * given.minutes}
     settings["facts"] = facts(torch.cuda.get_device_name())
+    several = max(1, min(8, (os.cpu_count() or 2) // 2))
     try:
-        whole = all(run(wanted, rows, command, jobs=jobs, **settings) for jobs in (given.jobs, 1))
+        whole = all(run(wanted, rows, command, jobs=jobs, **settings) for jobs in (several, 1))
     except KeyboardInterrupt:
         return INTERRUPTED
     print(table(rows.rows))

@@ -34,6 +34,8 @@ from row_files import RowFile, read_rows  # noqa: E402
 from worker_pool import Pool, serve  # noqa: E402
 
 INTERRUPTED = 130
+PROGRAM_S = 150.0
+"""Most time for a program."""
 ENDED = "ended the process"
 
 
@@ -42,9 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.worker:
         return _work(given.worker, given.check_every)
-    if given.list:
-        print("\n".join(sorted(programs())))
-        return 0
     try:
         if given.table:
             return _table(read_rows(given.table, is_row))
@@ -80,7 +79,7 @@ def run(names: Sequence[str], rows: RowFile, given: argparse.Namespace, worker: 
     command = worker or (__file__, "--worker", given.device, *audits)
     log = given.out.with_suffix(".log")
     jobs = [(name, ("step",)) for name in names]
-    Pool(command, jobs, tell, size=given.jobs, log=log, timeout_s=given.timeout).run()
+    Pool(command, jobs, tell, size=given.jobs, log=log, timeout_s=PROGRAM_S).run()
 
 
 def _work(device: str, check_every: int | str | None) -> int:
@@ -115,7 +114,7 @@ def _chosen(only: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
     known = sorted(programs())
     for part in only:
         if not any(part in name for name in known):
-            parser.error(f"no program has {part!r} in its name; --list names them")
+            parser.error(f"no program has {part!r} in its name; there are {', '.join(known)}")
     return [name for name in known if not only or any(part in name for part in only)]
 
 
@@ -132,14 +131,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="programs with this in their names")
     parser.add_argument("--part", type=_part, default=(0, 1), metavar="I/N", help="every N-th program, beginning at I")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--timeout", type=float, default=150.0, metavar="S", help="seconds for each program (150)")
     parser.add_argument(
         "--check-every",
         type=lambda text: text if text == "auto" else int(text),
         metavar="N",
         help='audit every N-th call of a recording, or "auto"; without it none is audited',
     )
-    parser.add_argument("--list", action="store_true", help="name the programs")
     parser.add_argument("--table", type=Path, metavar="FILE", help="count what came of the programs in these rows")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time (1)")
     parser.add_argument("--worker", choices=("cuda", "cpu"), help=argparse.SUPPRESS)

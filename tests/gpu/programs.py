@@ -33,7 +33,7 @@ sys.path[:0] = [str(SOURCES), str(SOURCES.parents[1])]
 
 from real_programs import floor  # noqa: E402
 from real_programs import rows as rows_of  # noqa: E402
-from real_programs.record import COMPILE, Program, programs  # noqa: E402
+from real_programs.record import Program, programs  # noqa: E402
 
 from tests.support.row_files import RowFile, facts, read_rows  # noqa: E402
 
@@ -44,9 +44,6 @@ MODES = {"cuda": ("eager", "compile", "stock", "encore"), "cpu": ("eager", "aot_
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
-    if given.list:
-        print(*(f"{one.name} ({one.family}): {one.summary}" for one in programs().values()), sep="\n")
-        return 0
     try:
         if given.table:
             return _verdict([read_rows(path, rows_of.is_row) for path in given.table])
@@ -65,12 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _checked(given: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Program]:
     """Fill in what was not given, and return the programs that are to run. Wrong use ends the script."""
-    given.modes = tuple(dict.fromkeys(given.modes.split(","))) if given.modes else MODES[given.device]
-    for mode in given.modes:
-        if mode not in COMPILE:
-            parser.error(f"unknown mode {mode!r}; there are {', '.join(COMPILE)}")
-        if given.device == "cpu" and mode in ("stock", "encore"):
-            parser.error(f"mode {mode} needs --device cuda")
+    given.modes = MODES[given.device]
     if given.out and not given.out.parent.is_dir():
         parser.error(f"--out {given.out}: there is no folder {given.out.parent}")
     given.jobs = given.jobs or max(1, len(os.sched_getaffinity(0)) - 2)
@@ -79,7 +71,7 @@ def _checked(given: argparse.Namespace, parser: argparse.ArgumentParser) -> list
         family = [program for program in every.values() if program.family == name]
         if not family and name not in every:
             near = difflib.get_close_matches(name, every, n=3) or list(every)
-            parser.error(f"unknown program or family {name!r}; did you mean {', '.join(near)}? (--list shows all)")
+            parser.error(f"unknown program or family {name!r}; did you mean {', '.join(near)}?")
         chosen += family or [every[name]]
     if given.device == "cuda":
         import torch
@@ -153,14 +145,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     seconds, count = _above_zero(float), _above_zero(int)
     parser.add_argument("--only", metavar="NAMES", help="programs or families, separated by commas; default: all")
-    parser.add_argument("--modes", metavar="MODES", help=f"of {', '.join(COMPILE)}; default: what the device can run")
     parser.add_argument("--device", choices=MODES, default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes for testing the script")
     parser.add_argument("--seconds", type=seconds, default=360.0, metavar="LIMIT", help="time for all (360)")
     parser.add_argument("--processes", type=count, default=1, metavar="N", help="run each program so often (1)")
     parser.add_argument("--jobs", type=count, metavar="N", help="processes at a time; default: cores less two")
     parser.add_argument("--out", type=Path, metavar="FILE", help="append the rows to this file")
-    parser.add_argument("--list", action="store_true", help="name the programs and end")
     parser.add_argument(
         "--table",
         type=Path,

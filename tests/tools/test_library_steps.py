@@ -57,7 +57,7 @@ def test_existing_rows_are_not_run_again(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_program_that_ends_its_process_has_a_row(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
-    given = library_steps._parser().parse_args(["--device", "cpu", "--timeout", "20", "--out", str(out)])
+    given = library_steps._parser().parse_args(["--device", "cpu", "--out", str(out)])
     rows = RowFile(None, lambda row: True)
     library_steps.run(["fine", "crash step"], rows, given, worker=("-c", WORKER))
     assert [one.get("verdict") for one in rows.rows] == ["equal", library_steps.ENDED]

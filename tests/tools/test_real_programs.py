@@ -226,7 +226,6 @@ def test_script_compares_and_times_real_programs(tmp_path: Path):
     ("arguments", "words"),
     [
         (["--only", "lama_generate"], "llama_generate"),
-        (["--device", "cpu", "--modes", "eager,encore"], "needs --device cuda"),
         (["--seconds", "0"], "above 0"),
     ],
 )
