@@ -105,20 +105,6 @@ def a_call_that_differs_where_it_would_be_recorded(train: Any) -> Any:
     return step, {"between": lambda index: hidden.__setitem__(0, index == 2)}
 
 
-@loop(replays=3 + 1, recordings=2)
-def tensors_made_of_numbers(device: str, train: Any) -> Any:
-    """Tensors of one number, as masks are made of. The factor is Python's, and changes after the sixth call."""
-    settings = {"factor": 0.1}
-
-    def step(batch: Batch) -> Any:
-        low = torch.tensor(torch.finfo(torch.float32).min, dtype=torch.float32, device=device)
-        factor = torch.tensor(settings["factor"], device=batch["x"].device)
-        x = torch.where(batch["x"] > low, batch["x"] * factor, low) + torch.tensor(True, device=device)
-        return train({**batch, "x": x}), factor
-
-    return step, {"between": lambda index: settings.update(factor=0.1 if index < 5 else 0.3)}
-
-
 @program
 def numbers_of_numpy(device: str) -> Program:
     """An argument and a learning rate, new objects in each call. At the end the argument is 0.0, then -0.0."""
