@@ -148,9 +148,6 @@ def test_small_function_follows_graphs_over_streams() -> None:
 # Bound parameters and shortcuts with CUDA graphs. Needs an NVIDIA GPU.
 
 
-ROUNDS = READS_BEFORE + 3
-
-
 def close(results: Any, expected: Any) -> None:
     torch.testing.assert_close(results, expected, rtol=1e-5, atol=1e-5)
 
@@ -200,7 +197,7 @@ def test_bound_arguments_skip_generated_code() -> None:
             check()
         assert steady_replays() == before + 20, slow_calls()
         model.load_state_dict({name: value * 0.75 for name, value in model.state_dict().items()}, assign=True)
-        for _ in range(ROUNDS):
+        for _ in range(READS_BEFORE + 3):
             check()
 
 
