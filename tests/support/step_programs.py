@@ -111,16 +111,6 @@ def accumulation_over_calls(model: nn.Module, optimizer: torch.optim.Optimizer) 
     return step, {"between": between}
 
 
-@loop(dropout=0.1)
-def autocast_in_the_step(device: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        with torch.autocast(device, dtype=torch.bfloat16):
-            loss = loss_of(model, batch) + loss_of(model, batch)
-        return descend(loss, optimizer)
-
-    return step
-
-
 @program
 def autocast_around_each_call(device: str) -> Program:
     made = fused_adamw_with_clipping(device)
