@@ -92,7 +92,7 @@ class Device:
         stream = self.streams.current
         with torch.cuda.device(self.index), at_rest():
             outside = torch.cuda.current_stream()
-            self.streams.follow()
+            self.streams.last.follow()
             try:
                 with torch.cuda.stream(stream):
                     yield

@@ -124,7 +124,8 @@ class SideStreams:
         self._keeps = True
 
     @property
-    def _last(self) -> SideStream:
+    def last(self) -> SideStream:
+        """Return the side stream to warm up and to capture on."""
         if not self._used and (idle := _idle[self._device]):
             self._used.append(idle.pop())
             torch.cuda.synchronize(self._device)  # graphs of the previous owner may still run
@@ -134,8 +135,8 @@ class SideStreams:
 
     @property
     def current(self) -> torch.cuda.Stream:
-        """Return the stream to warm up and to capture on."""
-        return self._last.stream
+        """Return the stream of `last`."""
+        return self.last.stream
 
     def ready(self) -> bool:
         """Keep its workspaces; return False if a different stream was needed for that.
@@ -143,18 +144,14 @@ class SideStreams:
         Raises:
             torch.OutOfMemoryError: the GPU's memory does not suffice for them.
         """
-        if not self._keeps or self._last.keep_workspaces():
+        if not self._keeps or self.last.keep_workspaces():
             return True
         for _ in range(ATTEMPTS):  # graphs may write to workspaces of the previous stream, so it is kept
             self._used.append(SideStream(self._device))
-            if self._last.keep_workspaces():
+            if self.last.keep_workspaces():
                 return False
         self._keeps = False
         return False
-
-    def follow(self) -> None:
-        """Call `SideStream.follow` of the stream to warm up on."""
-        self._last.follow()
 
     def keeps_workspace(self) -> bool:
         """Return whether cuBLAS uses a kept workspace in this thread, on the current stream."""
@@ -162,7 +159,7 @@ class SideStreams:
 
     def workspaces(self) -> list[MemoryRange]:
         """Return the memory of the workspaces of the stream to capture on."""
-        return list(pool_memory(self._last.pool.id))
+        return list(pool_memory(self.last.pool.id))
 
 
 def _run_in_backward(device: int, do: Callable[[], None]) -> None:

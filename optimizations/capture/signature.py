@@ -113,10 +113,8 @@ def attributes(nest: Any, members: Sequence[Any]) -> Hashable:
     known = set(map(id, members))
     found: list[Hashable] = []
     for name, value in held.items():
-        if type(value) in PLAIN:
-            found.append((name, exact(value)))
-        elif type(value) in (list, tuple) and all(type(member) in PLAIN for member in value):
-            found.append((name, type(value), exact(tuple(value))))
+        if type(value) in PLAIN or (type(value) in (list, tuple) and all(type(member) in PLAIN for member in value)):
+            found.append((name, flatten(value, [])))
         elif isinstance(value, torch.Tensor) and id(value) not in known:
             found.append((name, Same(value)))
     return tuple(found)

@@ -66,7 +66,7 @@ def test_side_stream_waits_for_the_program_before_any_work(workspaces: Workspace
         assert workspaces.given == [*((side, "waits for", one) for one in waits), (side, "writes", 0)]
         workspaces.given.clear()
         with workspaces.on(current):
-            streams.follow()
+            streams.last.follow()
         assert workspaces.given == [(side, "waits for", one) for one in waits]
 
 
@@ -77,7 +77,7 @@ def test_possibly_destroyed_stream_is_not_awaited(workspaces: Workspaces) -> Non
     for current, waits in ((3, [3]), (EXTERNAL, [3, EXTERNAL]), (5, [3, 5]), (EXTERNAL, [3, 5, EXTERNAL]), (3, [3, 5])):
         workspaces.given.clear()
         with workspaces.on(current):
-            streams.follow()
+            streams.last.follow()
         assert sorted(workspaces.given) == [(side, "waits for", one) for one in waits]
 
 
@@ -253,9 +253,9 @@ def test_stream_that_another_thread_captures_on_is_not_awaited(workspaces: Works
     """A stream that waits for it would join that capture."""
     streams, workspaces.capturing = SideStreams(0), {0}
     side = streams.current.cuda_stream
-    streams.follow()
+    streams.last.follow()
     with workspaces.on(7):
-        streams.follow()
+        streams.last.follow()
     assert workspaces.waited == [(side, 0), (side, 7)], "the current one in any case"
 
 
