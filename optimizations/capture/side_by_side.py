@@ -61,7 +61,7 @@ class RacedGraph:
     Attributes:
         captured: the graph; `pool` is its memory.
         race: the race, or why there is none.
-        mutated: tensors whose versions each launch increments for autograd.
+        mutated: tensors whose versions each launch increments for autograd; `written`: storages that it writes.
         replays: how often it was launched.
     """
 
@@ -69,6 +69,7 @@ class RacedGraph:
         self.captured, self.pool = device.new_graph(), pool
         self.race: Branches | str = SWITCHED_OFF
         self.mutated: Sequence[torch.Tensor] = ()
+        self.written: set[int] = set()
         self.replays = 0
         self.device, self._concurrency = device, concurrency
 

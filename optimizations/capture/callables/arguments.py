@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from optimizations.capture.callables.installed import as_it_is, is_graphed
+from optimizations.capture.callables.installed import Installed, is_graphed
 from optimizations.capture.device import Device
 from optimizations.capture.signature import copies, flatten, refused_tensor
 from optimizations.capture.step.call import is_fully_sharded, refused_iterators, refused_sources
@@ -24,8 +24,8 @@ Sample = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
 
 
-Plan = Sequence[Sequence[tuple[Sample, int]]]
-"""For each callable its samples, and how many pairs of graphs are made for each."""
+Plan = Sequence[tuple[Installed, int, Sample, int]]
+"""Callables with each of their samples, its number, and how many pairs of graphs are made for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,13 @@ def listed(callables: Any) -> list[Callable[..., Any]]:
             raise TypeError(f"graph_callables needs modules and functions, not {type(one).__name__}")
         if is_graphed(one):
             raise ValueError("a module has graphs of an earlier graph_callables: call close() on that first")
+        attributes = vars(one) if isinstance(one, torch.nn.Module) else {}
         with naming(number):
-            if (refusal := _refused_module(one)) is not None:
-                raise StepRefused(refusal)
+            # Hooks of inner modules are allowed: they run during the captures, and their changes are detected.
+            if any(attributes.get(name) for name in MODULE_HOOKS):
+                raise StepRefused(HAS_HOOKS)
+            if attributes.get("_compiled_call_impl") is not None:
+                raise StepRefused(COMPILED_IN_PLACE)
     return found
 
 
@@ -103,7 +107,7 @@ def device_of(samples: Sequence[Any]) -> Device:
     return Device(found.pop())
 
 
-def reached_by(number: int, function: Callable[..., Any], sample: Sample, device: Device) -> HostState:
+def reached_by(called: Installed, sample: Sample, device: Device) -> HostState:
     """Return the Python state that a callable and the objects among its arguments reach.
 
     Raises:
@@ -120,44 +124,30 @@ def reached_by(number: int, function: Callable[..., Any], sample: Sample, device
     if not all(map(copies, sample)):
         advice = "pass a dict or a list"
         raise StepRefused(Refusal("is given an object of a class of which no copy can be made", advice))
-    args, kwargs = sample
-    given = [*((f"args[{index}]", value) for index, value in enumerate(args)), *kwargs.items()]
-    held = [found for name, value in given for found in of_argument(value, name)]
-    named = type(function) if isinstance(function, torch.nn.Module) else function
-    name = getattr(named, "__qualname__", f"callable {number}")
-    state = reach([(name, function), (name, as_it_is(function)), *held], hooks_of_tensors=False)
+    named = type(called.function) if isinstance(called.function, torch.nn.Module) else called.function
+    name = getattr(named, "__qualname__", f"callable {called.number}")
+    held = [*of_argument(sample[0], "args"), *of_argument(sample[1], "kwargs")]
+    state = reach([(name, called.function), (name, called.before), *held], hooks_of_tensors=False)
     names = set().union(*(all_names(one) for code in state.code for one in with_inner(code)))
     iterators = refused_iterators(state, lambda path: last_word(path) in names)
     if (refusal := refused_sources(state) or next(iterators, None)) is not None:
         raise StepRefused(refusal)
+    parallel = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
     for path, module in state.modules.items():
-        if isinstance(module, _PARALLEL) or is_fully_sharded(module):
+        if isinstance(module, parallel) or is_fully_sharded(module):
             reason = f"uses {path}, a {type(module).__qualname__}, whose Python code uses other processes or GPUs"
             raise StepRefused(Refusal(reason, "pass the module that it wraps, or layers of that"))
     return state
 
 
-_PARALLEL = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
-
-
-def _refused_module(function: Any) -> Refusal | None:
-    """Return a refusal of a module that has hooks itself, or that is compiled in place.
-
-    Hooks of inner modules are allowed: they run during the captures, and their changes are detected.
-    """
-    if not isinstance(function, torch.nn.Module):
-        return None
-    if any(vars(function).get(name) for name in MODULE_HOOKS):
-        return Refusal(
-            "has hooks on itself",
-            "they run around its graphs: register them after graph_callables, and give as samples what they pass",
-        )
-    if vars(function).get("_compiled_call_impl") is not None:
-        return Refusal(
-            "is compiled in place, so that its forward is not called",
-            "pass torch.compile(module) instead of calling module.compile()",
-        )
-    return None
+HAS_HOOKS = Refusal(
+    "has hooks on itself",
+    "they run around its graphs: register them after graph_callables, and give as samples what they pass",
+)
+COMPILED_IN_PLACE = Refusal(
+    "is compiled in place, so that its forward is not called",
+    "pass torch.compile(module) instead of calling module.compile()",
+)
 
 
 @contextlib.contextmanager

@@ -14,19 +14,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.callables.arguments import Options, Plan, device_of, listed, samples_of
-from optimizations.capture.callables.capturing import make_slots
+from optimizations.capture.callables.arguments import Options, Plan, Sample, device_of, listed, samples_of
+from optimizations.capture.callables.capturing import Variant, make_slots
 from optimizations.capture.callables.installed import Installed
 from optimizations.capture.callables.order import FirstIteration, live_at_once
 from optimizations.capture.callables.slot import RESULT_HELD, Slot
-from optimizations.capture.callables.warm_up import Variant
 from optimizations.capture.device import Device
 from optimizations.capture.side_by_side import report_of
 from optimizations.capture.step.call import Arguments, watched_by_others
@@ -62,9 +60,9 @@ _groups: WeakRegistry[GraphedCallables] = WeakRegistry()
 class _Variant:
     """Hold the graphs of a callable for the signature of one sample. They are valid while its state is unchanged."""
 
-    def __init__(self, made: Variant, function: Callable[..., Any], slots: Sequence[Slot]) -> None:
+    def __init__(self, made: Variant, slots: Sequence[Slot]) -> None:
         # Hooks of the callable itself run around its graphs. Hooks of other callables that it calls are captured.
-        around = id(vars(function)) if isinstance(function, torch.nn.Module) else 0
+        around = id(getattr(made.called.function, "__dict__", None))
         self.watch = Watch(
             made.state,
             lambda held, key: key in MODULE_HOOKS and id(held) == around,
@@ -72,7 +70,7 @@ class _Variant:
             made.parameters,
             hooks_of_tensors=False,  # they run after the graph
         )
-        self.slots = [slot for slot in slots if slot.place[:2] == (made.number, made.index)]
+        self.slots = [slot for slot in slots if slot.place[:2] == (made.called.number, made.index)]
         for slot in self.slots:
             slot.in_place = self.watch.in_place
         self.arguments = Arguments(*made.sample)
@@ -124,31 +122,21 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         device: Device | None = None,
     ) -> None:
         torch_internals.require_supported()
-        self._options, self._callables = Options(outputs, share_io, host_draws, concurrency), listed(callables)
-        count = len(self._callables)
-        self._first: FirstIteration | None = None
-        plan: Plan = ()
-        if sample_args is None:
-            if order is not None or sample_kwargs is not None:
-                raise ValueError("order and sample_kwargs need sample_args; without it the first iteration has both")
-            self._first = FirstIteration(count)
-        else:
+        self._options, found = Options(outputs, share_io, host_draws, concurrency), listed(callables)
+        count, samples = len(found), list[tuple[Sample, int]]()
+        if sample_args is not None:
             pairs = [1] * count if order is None else live_at_once(order, count)
-            plan = [[one] for one in zip(samples_of(sample_args, sample_kwargs, count), pairs, strict=True)]
-            device = device or device_of(plan)
+            samples = list(zip(samples_of(sample_args, sample_kwargs, count), pairs, strict=True))
+        elif order is not None or sample_kwargs is not None:
+            raise ValueError("order and sample_kwargs need sample_args; without it the first iteration has both")
         self._device = device
-        self._variants: list[list[_Variant]] = [[] for _ in self._callables]
         self._slots: list[Slot] = []
         self._closed = False
-        self._without_graph: Counter[tuple[int, str]] = Counter()
-        self._warned: set[int] = set()
-        self._installed = [
-            Installed(functools.partial(self._call, number), one) for number, one in enumerate(self._callables, start=1)
-        ]
-        self._graphed = [one.take_place() for one in self._installed]
+        self._callables = [Installed(number, one, self._call) for number, one in enumerate(found, start=1)]
+        self._first = None if samples else FirstIteration(self._callables)
         _groups.add(self)
-        if plan:
-            self._make(plan)
+        if samples:
+            self._make([(called, 0, *one) for called, one in zip(self._callables, samples, strict=True)])
 
     def end_iteration(self) -> None:
         """End the first iteration of a program without a PyTorch optimizer. The next call makes the graphs."""
@@ -162,11 +150,10 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             StepRefused: a graph could not repeat one of the callables.
         """
         try:
-            self._device = device = self._device or device_of(plan)
+            self._device = device = self._device or device_of([sample for _, _, sample, _ in plan])
             with torch.enable_grad():  # as in replayed calls
-                for one in make_slots(device, self._callables, plan, self._options, self._slots):
-                    variant = _Variant(one, self._callables[one.number - 1], self._slots)
-                    self._variants[one.number - 1].append(variant)
+                for one in make_slots(device, plan, self._options, self._slots):
+                    one.called.variants.append(_Variant(one, self._slots))
         except BaseException:
             self.close()
             raise
@@ -179,7 +166,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         return len(self._callables)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._graphed[index]
+        return [one.graphed for one in self._callables][index]
 
     def __reduce__(self) -> Any:
         raise TypeError("graphs cannot be copied or saved: copy or save the modules, and call graph_callables again")
@@ -190,62 +177,54 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self.end_iteration()
         if self._device is not None:
             self._device.wait()
-        for one in self._installed:
+        for one in self._callables:
             one.leave()
+            one.variants = []  # they reference weights, also replaced ones
         for slot in self._slots:
             slot.free()
         self._slots = []
-        self._variants = [[] for _ in self._callables]  # they reference weights, also replaced ones
 
     @property
     def calls_without_graph(self) -> int:
         """Return the number of calls that ran without a graph. `report()` has the reasons."""
-        return self._without_graph.total()
+        return sum(one.without_graph.total() for one in self._callables)
 
     def report(self) -> tuple[CallableReport, ...]:
         """Return reports on the graphs, forward and backward of each pair."""
         found: list[CallableReport] = []
         for slot in self._slots:
-            number, inputs, tangents = slot.place[0], slot.inputs, slot.tangents
-            reasons = {reason: times for (of, reason), times in self._without_graph.items() if of == number}
-            calls = slot.forward.replays, {} if any(one.callable == number for one in found) else reasons
-            copied = inputs.copied_bytes, inputs.copied_tensors
-            found.append(CallableReport(*slot.place, "forward", *copied, *calls, report_of(slot.forward.race)))
-            if slot.backward is not None:
-                copied, raced = (sum(one.nbytes for one in tangents), len(tangents)), slot.backward.race
-                found.append(
-                    CallableReport(*slot.place, "backward", *copied, slot.backward.replays, {}, report_of(raced))
-                )
+            number, *others = slot.place
+            reasons = {} if any(others) else dict(self._callables[number - 1].without_graph)
+            graph, copied = slot.forward, (slot.inputs.copied_bytes, slot.inputs.copied_tensors)
+            found.append(CallableReport(*slot.place, "forward", *copied, graph.replays, reasons, report_of(graph.race)))
+            if slot.tangents:
+                graph, copied = slot.backward, (sum(one.nbytes for one in slot.tangents), len(slot.tangents))
+                found.append(CallableReport(*slot.place, "backward", *copied, graph.replays, {}, report_of(graph.race)))
         return tuple(found)
 
     # Calls.
 
-    def _call(self, number: int, /, *args: Any, **kwargs: Any) -> Any:
-        before = self._installed[number - 1].before
+    def _call(self, called: Installed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         captures = self._device is not None and self._device.is_capturing()
         without = self._closed or captures or not torch.is_grad_enabled()  # such as validation between steps
         if without or watched_by_others():
-            return before(*args, **kwargs)
+            return called.before(*args, **kwargs)
         if self._first is not None:
             if not self._first.is_over:
-                return self._first.call(number, before, args, kwargs)
+                return self._first.call(called, args, kwargs)
             first, self._first = self._first, None
             self._make(first.plan())
-        found = self._fitting(number, args, kwargs)
+        found = self._fitting(called.variants, args, kwargs)
         if isinstance(found, str):
-            self._note(number, found)
-            return before(*args, **kwargs)
-        slot, tensors = found
-        return slot.run(tensors)
+            self._note(called, found)
+            return called.before(*args, **kwargs)
+        return found()
 
-    def _fitting(
-        self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Slot, list[torch.Tensor]] | str:
-        """Return the graphs to replay for a call and its tensors, or the reason why there are none."""
+    def _fitting(self, variants: list[_Variant], args: Any, kwargs: Any) -> Callable[[], Any] | str:
+        """Return a function that replays the graphs for a call, or the reason why there are none."""
         assert self._device is not None
         if self._device.is_on_other_stream():
             return OTHER_STREAM
-        variants = self._variants[number - 1]
         for place, variant in enumerate(variants):
             if (tensors := variant.arguments.tensors_of(args, kwargs)) is not None:
                 if place:
@@ -260,19 +239,19 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         if slot is None:
             return NOT_SHARED if free else IN_USE
         self._device.follow()
-        return slot.refused(tensors) or (slot, tensors)
+        return slot.refused(tensors) or functools.partial(slot.run, tensors)
 
-    def _note(self, number: int, reason: str) -> None:
+    def _note(self, called: Installed, reason: str) -> None:
         """Count a call without a graph. Warn once for each callable if it matters, or no call was replayed so far."""
-        self._without_graph[number, reason] += 1
-        was_replayed = any(slot.forward.replays for slot in self._slots if slot.place[0] == number)
-        if number in self._warned or (was_replayed and reason not in WARNED_OF):
+        called.without_graph[reason] += 1
+        was_replayed = any(slot.forward.replays for slot in self._slots if slot.place[0] == called.number)
+        if called.is_warned_of or (was_replayed and reason not in WARNED_OF):
             return
-        self._warned.add(number)
+        called.is_warned_of = True
         more = "" if was_replayed else "; none of its calls had one so far"
-        if reason == OTHER_STATE and (names := self._variants[number - 1][0].watch.differing()):
+        if reason == OTHER_STATE and (names := called.variants[0].watch.differing()):
             more = f"; another now: {', '.join(sorted(names)[:MOST_NAMES])}"
-        warnings.warn(f"callable {number} runs without its graphs: {reason}{more}", stacklevel=4)
+        warnings.warn(f"callable {called.number} runs without its graphs: {reason}{more}", stacklevel=4)
 
 
 graph_callables = GraphedCallables

@@ -6,6 +6,7 @@ A copy of a module was not captured, so it has the original forward. So has a mo
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,41 +17,44 @@ class Installed:
     """Call `replay`, or `before` during compilation or tracing: a trace would contain the addresses of results.
 
     Args:
-        replay: runs the graphs.
+        number: the number of the callable, from 1.
         function: the module or function that the graphs replace.
+        replay: runs a call: it takes this object, the positional arguments, and the keyword arguments.
 
     Attributes:
         before: the original forward or function.
+        graphed: what the program calls: the module, or this object in place of a function.
+        variants: the graphs, by signature of the arguments.
+        without_graph: how many calls ran eagerly, by reason; `is_warned_of`: whether there was a warning.
     """
 
-    def __init__(self, replay: Callable[..., Any], function: Callable[..., Any]) -> None:
-        self._replay, self._function, self.before = replay, function, as_it_is(function)
-        self._own = vars(function).get("forward") if isinstance(function, torch.nn.Module) else self.before
+    def __init__(self, number: int, function: Callable[..., Any], replay: Callable[..., Any]) -> None:
+        self.number, self.function, self.before, self._replay = number, function, as_it_is(function), replay
+        self.variants: list[Any] = []
+        self.without_graph: Counter[str] = Counter()
+        self.is_warned_of = False
         functools.update_wrapper(self, self.before, updated=())
         if hasattr(self.before, "__code__"):
             self.__code__ = self.before.__code__  # `torch.export` reads it from a module's forward
+        self.graphed: Any = self
+        self._own: Any = self.before
+        if isinstance(function, torch.nn.Module):
+            self.graphed, self._own, function.forward = function, vars(function).get("forward"), self
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return self.before(*args, **kwargs)
-        return self._replay(*args, **kwargs)
+        return self._replay(self, args, kwargs)
 
     def __reduce__(self) -> Any:
-        return (getattr, (self._function, "forward")) if self._own is None else (_itself, (self._own,))
-
-    def take_place(self) -> Callable[..., Any]:
-        """Return the module after replacing its forward, or this object for a function."""
-        if isinstance(self._function, torch.nn.Module):
-            self._function.forward = self
-            return self._function
-        return self
+        return (getattr, (self.function, "forward")) if self._own is None else (_itself, (self._own,))
 
     def leave(self) -> None:
         """Restore the module's forward, unless the program replaced it."""
-        if is_graphed(self._function) and self._function.__dict__["forward"] is self:
-            del self._function.__dict__["forward"]
+        if is_graphed(self.function) and self.function.__dict__["forward"] is self:
+            del self.function.__dict__["forward"]
             if self._own is not None:
-                self._function.__dict__["forward"] = self._own
+                self.function.__dict__["forward"] = self._own
 
 
 def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,9 +12,8 @@ skips its first steps, need the same graphs as one.
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +21,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from optimizations.capture.callables.arguments import Plan, Sample
-from optimizations.capture.callables.slot import Forward, awaited
+from optimizations.capture.callables.installed import Installed
+from optimizations.capture.callables.slot import Forward
 from optimizations.capture.signature import flatten, replaced, signature
 from optimizations.report.steps import WrongOrder
+from optimizations.weak_registry import WeakRegistry
 
 
 def live_at_once(order: Iterable[int], callables: int) -> list[int]:
@@ -64,10 +65,10 @@ MOST_SIGNATURES = 8
 
 @dataclass(slots=True)
 class _Seen:
-    """Hold the calls of one signature: copies of the first one's arguments, and the forwards that are live."""
+    """Hold the calls of one signature: copies of the first one's arguments, the forwards, and how `most` were live."""
 
     sample: Sample
-    live: list[weakref.ref[Forward]] = field(default_factory=list)
+    forwards: WeakRegistry[Forward] = field(default_factory=WeakRegistry)
     most: int = 1
 
 
@@ -80,14 +81,14 @@ class FirstIteration:
         is_over: whether the iteration has ended.
     """
 
-    def __init__(self, callables: int) -> None:
-        self._seen: list[dict[Hashable, _Seen]] = [{} for _ in range(callables)]
+    def __init__(self, callables: Sequence[Installed]) -> None:
+        self._seen: dict[Installed, dict[Hashable, _Seen]] = {one: {} for one in callables}
         self.is_over = False
         self._hook = register_optimizer_step_post_hook(self._after_step)
 
     def _after_step(self, *arguments: Any) -> None:
-        seen = [one for of_one in self._seen for one in of_one.values()]
-        if seen and not any(awaited(one.live) for one in seen):
+        seen = [one for of_one in self._seen.values() for one in of_one.values()]
+        if seen and not any(forward.over is None for one in seen for forward in one.forwards.alive()):
             self.end()
 
     def end(self) -> None:
@@ -97,24 +98,25 @@ class FirstIteration:
 
     def plan(self) -> Plan:
         """Return the samples of each callable, each with the number of its forwards that were live at one time."""
-        return [[(one.sample, one.most) for one in seen.values()] for seen in self._seen]
+        every = [(called, *numbered) for called, seen in self._seen.items() for numbered in enumerate(seen.values())]
+        return [(called, index, one.sample, one.most) for called, index, one in every]
 
-    def call(self, number: int, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, called: Installed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a callable for a call of the program, and count it."""
         given: list[torch.Tensor] = []
-        key, seen = signature((args, kwargs), given), self._seen[number - 1]
+        key, seen = signature((args, kwargs), given), self._seen[called]
         if key not in seen:
             if len(seen) == MOST_SIGNATURES:
-                return function(*args, **kwargs)
+                return called.before(*args, **kwargs)
             copies = {id(one): one.detach().clone().requires_grad_(one.requires_grad) for one in given}
             seen[key] = _Seen(replaced((args, kwargs), iter([copies[id(one)] for one in given])))
-        returned = function(*args, **kwargs)
+        returned = called.before(*args, **kwargs)
         results: list[torch.Tensor] = []
         flatten(returned, results)
         forward = Forward()
         for one in results:
             if one.grad_fn is not None and not any(one is tensor for tensor in given):
                 one.register_hook(forward)
-        live = seen[key].live = [*awaited(seen[key].live), weakref.ref(forward)]
-        seen[key].most = max(seen[key].most, len(live))
+        seen[key].forwards.add(forward)
+        seen[key].most = max(seen[key].most, sum(one.over is None for one in seen[key].forwards.alive()))
         return returned

@@ -1,5 +1,11 @@
 """Launch one pair of graphs of a callable, forward and backward, by a node of autograd.
 
+Note [Results]. Results are returned without a copy. The next launch of the graph writes its results to the same memory.
+A result that the caller still references is first moved to its own memory. Views of a result (also through DLPack),
+results that share memory, and results with an autograd graph whose backward did not run cannot be moved. A call that
+would overwrite them runs without its graph. So does a call after a result was resized: the result has different memory
+then, and nothing would read what the graph writes.
+
 Note [Gradients]. A backward graph writes gradients to fixed memory. If `.grad` is None, autograd assigns the gradient
 tensor itself to it. A hook or the caller of `torch.autograd.grad` may keep it, too. So all gradients are copied out.
 
@@ -17,20 +23,93 @@ hooks gets the zeros, and so does an argument that was computed from one.
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.callables.results import StaticResults
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.side_by_side import RacedGraph
 from optimizations.capture.signature import replaced
 from optimizations.capture.step.observer import storage
 from optimizations.torch_internals.autograd_graph import leads_to_hooks
+from optimizations.torch_internals.geometry import is_lazy_view
+
+
+class StaticResults:
+    """Track the results of one graph, `static`, and the tensors over them that the caller got. Note [Results].
+
+    Args:
+        static: the results, in the memory that the graph writes.
+        read_back: indices of results that the backward reads. Each returned tensor has a separate version counter.
+        reached: storages of the program. Results in these, such as a weight, are not moved.
+
+    Attributes:
+        out: returned tensors that may still be in the graph's memory.
+        copied: the program gets copies. It requested this, or it referenced a view of a result during a call, which
+            the variables of a loop would do on every call.
+    """
+
+    def __init__(
+        self, static: Sequence[torch.Tensor], read_back: Sequence[int], reached: Collection[int], *, copied: bool
+    ) -> None:
+        self.static, self.copied = list(static), copied
+        self.read_back = () if copied else tuple(read_back)
+        self._own = [tensor for tensor in static if storage(tensor) not in reached]
+        self._written_at = list(map(storage, self._own))
+        self.out: list[weakref.ref[torch.Tensor]] = []
+        self._idle: list[int] = []
+
+    def over(self) -> tuple[torch.Tensor, ...]:
+        """Return aliases or copies of the graph's results. Results in the program's memory are always aliases."""
+        return tuple(
+            tensor.detach().clone()
+            if self.copied and storage(tensor) in self._written_at
+            else _over(tensor)
+            if index in self.read_back
+            else tensor.detach()
+            for index, tensor in enumerate(self.static)
+        )
+
+    def move_out(self) -> bool:
+        """Move results that are still referenced to new memory. Return False if impossible."""
+        if list(map(storage, self._own)) != self._written_at:
+            return False
+        if not self._idle:  # before the first launch only Encore references them
+            self._idle = list(map(_uses, self._own))
+        alive = [tensor for reference in self.out if (tensor := reference()) is not None]
+        held = [tensor for tensor in alive if storage(tensor) in self._written_at]
+        places = Counter(map(storage, held))
+        uses = zip(map(_uses, self._own), self._idle, self._written_at, strict=True)
+        if any(count > idle + places[place] for count, idle, place in uses) or any(one > 1 for one in places.values()):
+            return False
+        # DLPack references the tensor, and its consumer the address: after a move the two would differ.
+        if any(torch_internals.tensor_use_count(one) > 1 for one in held):
+            return False
+        for tensor in held:
+            tensor.data = tensor.detach().clone()
+        self.out = []
+        return True
+
+
+def _over(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the memory of another one and a separate version counter."""
+    if is_lazy_view(tensor):
+        return tensor.detach()
+    memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return memory.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _uses(tensor: torch.Tensor) -> int:
+    """Return the references to the storage in C++ plus those to its Python object, which C++ does not count."""
+    memory = tensor.untyped_storage()
+    count: int = torch_internals.storage_use_count(memory._cdata)
+    return count + sys.getrefcount(memory)
 
 
 class BackwardRefused(RuntimeError):
@@ -44,12 +123,11 @@ class Slot:
     Attributes:
         place: the numbers of the callable and of its sample, and the index of the micro-batch among those in flight.
         inputs: tensors among the arguments.
-        forwards: those whose backward may read this memory.
+        last: refers weakly to the last forward, whose backward may read this memory.
         parameters: leaves that get gradients from the backward, after the inputs.
         nest: the structure that the callable returned; its tensors are those of the inputs and results at `order`.
         differentiable: which results are differentiable.
         in_place: whether the tensors that the graphs read have their recorded addresses.
-        written: storages that the forward writes.
         read_back: parameters and buffers whose values the backward reads.
         tangents: tensors from which the backward reads the gradients of results.
         gradients: the gradients that it computes of inputs and parameters; None for those without one.
@@ -65,23 +143,27 @@ class Slot:
     results: StaticResults
     differentiable: list[bool]
     read_back: Sequence[torch.Tensor]
-    written: set[int]
-    backward: RacedGraph | None = None
-    tangents: list[torch.Tensor] = field(default_factory=list)
-    gradients: list[torch.Tensor | None] = field(default_factory=list)
-    depends: list[frozenset[int]] = field(default_factory=list)
+    backward: RacedGraph
+    tangents: list[torch.Tensor]
+    gradients: list[torch.Tensor | None]
+    depends: list[frozenset[int]]
     in_place: Callable[[], bool] = lambda: True
-    forwards: list[weakref.ref[Forward]] = field(default_factory=list)
+    last: Callable[[], Forward | None] = lambda: None
 
     @property
     def is_awaited(self) -> bool:
         """Return whether a backward that reads this memory may still run."""
-        self.forwards = awaited(self.forwards)
-        return bool(self.forwards)
+        return (forward := self.last()) is not None and forward.over is None
+
+    def shareable(self) -> list[torch.Tensor | None]:
+        """Return the results that a later callable can read in place; None for others."""
+        pairs = zip(self.results.static, self.differentiable, strict=True)
+        found = [*(None for _ in self.inputs.recording_inputs), *(one if takes else None for one, takes in pairs)]
+        return [found[place] for place in self.order]
 
     def refused(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """Return why the forward cannot be launched; None if it can. Move results that are still referenced."""
-        if self.written and not self.written.isdisjoint(map(storage, inputs)):
+        if self.forward.written and not self.forward.written.isdisjoint(map(storage, inputs)):
             return ARGUMENT_WRITTEN
         if not self.results.move_out():
             self.results.copied = True
@@ -90,48 +172,20 @@ class Slot:
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Return the results of the callable for these inputs, connected to autograd."""
-        has_none = [one is None for one in self.gradients] or [False for _ in inputs]
-        given = [one.detach() if detached else one for one, detached in zip(inputs, has_none, strict=False)]
+        pairs = zip(inputs, self.gradients, strict=False)
+        given = [one.detach() if gradient is None else one for one, gradient in pairs]
         # Like `Graphed.apply`, which unwraps dead functorch wrappers also of parameters. No transform is active.
         unwrapped = torch_internals.unwrap_dead_wrappers(tuple(given))
-        found = _apply(self, len(given), *unwrapped, *self.parameters)
+        found = _apply(self, *unwrapped, *self.parameters)
         self.results.out = [weakref.ref(one) for one in found]
         known = [*inputs, *found]
         return replaced(self.nest, iter([known[index] for index in self.order]))
 
-    def launch_backward(
-        self, tangents: Sequence[torch.Tensor | None], nodes: Sequence[Any]
-    ) -> list[torch.Tensor | None]:
-        """Launch the backward; return gradients of inputs, then of parameters. `nodes`: their autograd nodes."""
-        assert self.backward is not None
-        self.backward.device.follow()
-        given = [tangent for tangent, takes in zip(tangents, self.differentiable, strict=True) if takes]
-        moved = [(to, of) for to, of in zip(self.tangents, given, strict=True) if of is not None]
-        copy_all([to for to, _ in moved], [of for _, of in moved])
-        gradients = self.gradients if len(moved) == len(given) else self._of_used(given, nodes)
-        self.backward.replay()
-        found = [(gradient, torch.empty_like(gradient)) for gradient in gradients if gradient is not None]
-        copy_all([copy for _, copy in found], [gradient for gradient, _ in found])  # Note [Gradients]
-        fresh = iter([copy for _, copy in found])
-        return [None if gradient is None else next(fresh) for gradient in gradients]
-
-    def _of_used(self, given: Sequence[torch.Tensor | None], nodes: Sequence[Any]) -> list[torch.Tensor | None]:
-        """Return the gradients if some of the results have none. Note [Unused results]."""
-        for tangent, of in zip(self.tangents, given, strict=True):
-            if of is None:
-                tangent.zero_()
-        used = {index for index, of in enumerate(given) if of is not None}
-        return [
-            None if used.isdisjoint(depends) and not leads_to_hooks(node) else gradient
-            for gradient, depends, node in zip(self.gradients, self.depends, nodes, strict=True)
-        ]
-
     def free(self) -> None:
         """Free the graphs. A later backward raises `BackwardRefused`."""
-        for one in awaited(self.forwards):
-            if (forward := one()) is not None:
-                forward.over = FREED
-        for graph in filter(None, (self.forward, self.backward)):
+        if (forward := self.last()) is not None:
+            forward.over = forward.over or FREED
+        for graph in (self.forward, self.backward):
             graph.captured.reset()
 
 
@@ -145,8 +199,10 @@ RAN_BACKWARD = (
     "is called a second time, but its graph frees what it read, also with retain_graph=True; compute all "
     "gradients in one backward, as torch.autograd.backward([a, b]) does, or leave the callable out of graph_callables"
 )
-
-
+CREATES_GRAPH = (
+    "is a graph, whose gradients cannot be differentiated (create_graph=True); compute such gradients inside of the "
+    "callable, or leave it out of graph_callables"
+)
 MOVED = (
     "would read the old address of a parameter or buffer, which was moved between its forward and its backward; move "
     "it after the backward"
@@ -167,24 +223,19 @@ class Forward:
         self.over = RAN_BACKWARD
 
 
-def awaited(forwards: Sequence[weakref.ref[Forward]]) -> list[weakref.ref[Forward]]:
-    """Return those of these forwards whose backward may still run."""
-    return [one for one in forwards if (forward := one()) is not None and forward.over is None]
-
-
 class Graphed(torch.autograd.Function):
-    """Run one forward of a slot. The arguments are the slot, the number of inputs, the inputs, and parameters."""
+    """Run one forward of a slot. The arguments are the slot, its inputs, and parameters."""
 
     @staticmethod
-    def forward(ctx: Any, slot: Slot, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, slot: Slot, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.slot = slot
         ctx.set_materialize_grads(False)
-        slot.inputs.bind(tensors[:count])
+        slot.inputs.bind(tensors)
         slot.forward.replay()
         found = slot.results.over()
         if any(slot.differentiable):
             ctx.noted = Forward()
-            slot.forwards.append(weakref.ref(ctx.noted))
+            slot.last = weakref.ref(ctx.noted)
             results = [found[index] for index in slot.results.read_back]
             ctx.save_for_backward(*slot.read_back, *results, *[tensors[index] for index in slot.inputs.in_place])
         ctx.mark_non_differentiable(
@@ -194,19 +245,29 @@ class Graphed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():
-            raise BackwardRefused(
-                f"the backward of callable {ctx.slot.place[0]} is a graph, whose gradients cannot be "
-                "differentiated (create_graph=True); compute such gradients inside of the callable, or leave it out of "
-                "graph_callables"
-            )
-        why = ctx.noted.over or (None if ctx.slot.in_place() else MOVED)
+        slot: Slot = ctx.slot
+        why = CREATES_GRAPH if torch.is_grad_enabled() else ctx.noted.over or (None if slot.in_place() else MOVED)
         if why is not None:
-            raise BackwardRefused(f"the backward of callable {ctx.slot.place[0]} {why}")
+            raise BackwardRefused(f"the backward of callable {slot.place[0]} {why}")
         _ = ctx.saved_tensors  # raises if one was written: Note [Between forward and backward]
-        found = ctx.slot.launch_backward(tangents, [node for node, _ in ctx.next_functions])
+        slot.backward.device.follow()
+        taken = [tangent for tangent, takes in zip(tangents, slot.differentiable, strict=True) if takes]
+        given = {index: tangent for index, tangent in enumerate(taken) if tangent is not None}
+        copy_all([slot.tangents[index] for index in given], list(given.values()))
+        gradients = slot.gradients
+        if len(given) < len(taken):  # Note [Unused results]
+            for index in set(range(len(taken))) - given.keys():
+                slot.tangents[index].zero_()
+            gradients = [
+                None if given.keys().isdisjoint(depends) and not leads_to_hooks(node) else gradient
+                for gradient, depends, (node, _) in zip(gradients, slot.depends, ctx.next_functions, strict=True)
+            ]
+        slot.backward.replay()
+        found = [(gradient, torch.empty_like(gradient)) for gradient in gradients if gradient is not None]
+        copy_all([copy for _, copy in found], [gradient for gradient, _ in found])  # Note [Gradients]
         ctx.noted.over = RAN_BACKWARD
-        return None, None, *found
+        fresh = iter([copy for _, copy in found])
+        return None, *[None if gradient is None else next(fresh) for gradient in gradients]
 
 
 _apply: Any = super(torch.autograd.Function, Graphed).apply
