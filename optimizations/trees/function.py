@@ -147,11 +147,12 @@ class RecordableFunction:
 
         A function with collectives keeps it: all processes must capture a collective or none, and their plans differ.
         """
-        decided = self.decision is not None or self.without_graph is not None
-        final = node.session is not None and node.session.stage is Stage.DONE
-        if decided or not final or not self._follows_rules or self.code().collective:
+        session = node.session  # another thread may release it at any time
+        if session is None or session.stage is not Stage.DONE or not self._follows_rules or self.code().collective:
             return
-        kernels = node.session.kernels if node.session.kernels is not None else self.code().kernels
+        if self.decision is not None or self.without_graph is not None:
+            return
+        kernels = session.kernels if session.kernels is not None else self.code().kernels
         why = copies_cost_more(
             node.copied_per_replay, kernels, node.result_bytes if self.code().hands_results_on else 0
         )
