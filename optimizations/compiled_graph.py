@@ -27,6 +27,7 @@ from optimizations.torch_internals.outcome import watched
 from optimizations.torch_internals.saved_conjugates import saving_without_flags
 from optimizations.torch_internals.wrappers import taking_a_list
 from optimizations.trees import hook
+from optimizations.trees.containers import manager_of
 from optimizations.weak_registry import WeakRegistry
 
 _FEEDS: WeakRegistry[Feeds] = WeakRegistry()
@@ -89,7 +90,11 @@ def _compiled(
     @functools.wraps(torch_internals.compile_fx_inner)
     def compile_inner(*arguments: Any, **settings: Any) -> Any:
         with noted(), _CHANGED:  # a backward is compiled when it first runs, in a thread of its own
-            return torch_internals.compile_fx_inner(*arguments, **settings)
+            compiled = torch_internals.compile_fx_inner(*arguments, **settings)
+        no_operators = not isinstance(compiled, torch_internals.CompiledFxGraph)
+        if maker is None or not settings.get("is_backward") or not no_operators:
+            return compiled
+        return _backward_without_operators(compiled, settings.get("boxed_forward_device_index"))
 
     shortcut = entry.note_shortcut if settings.lean else None
     forward_returns = None if maker is None else maker.forward_returns
@@ -107,6 +112,23 @@ def _compiled(
         return compiled
     binding, entry.binding = _binding(graph_module)
     return compiled if binding is None else bound(compiled, binding)
+
+
+def _backward_without_operators(compiled: Callable[..., Any], device_index: Any) -> Callable[..., Any]:
+    """Return a backward that tells the manager of its forward that it runs.
+
+    Inductor tells stock's manager of each backward that it compiles, but it leaves one that only passes gradients on
+    as it is. Its forward would count as pending, and no call would begin an iteration: each would be recorded again.
+    """
+
+    @functools.wraps(compiled)
+    def run(inputs: Any) -> Any:
+        index = getattr(device_index, "value", None)  # None: its forward has no graph
+        if index is not None and (manager := manager_of(index)) is not None:
+            manager.set_to_running_backward()
+        return compiled(inputs)
+
+    return run
 
 
 def reset() -> None:

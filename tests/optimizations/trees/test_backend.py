@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from simulated_gpu.compiler import FakeMaker, program
+from simulated_gpu.compiler import CompiledOnCpu, FakeMaker, program
 
 import optimizations
 from optimizations import torch_internals
@@ -72,6 +72,17 @@ def test_maker_receives_functions_compiled_without_graphs(encore: FakeMaker, mon
     run = torch.compile(program, backend="encore", options={"inductor": {"graph_partition": False}})
     run(torch.ones(8, 8, requires_grad=True)).sum().backward()
     assert FakeEncore.graphed == [True, False]
+
+
+def test_backward_without_operators_ends_an_iteration(compiled_on_cpu: CompiledOnCpu) -> None:
+    """Inductor does not compile it. The previous result is live when the next call begins."""
+    run = torch.compile(lambda x: x + 1, backend="encore")
+    for _ in range(8):
+        x = torch.ones(3, requires_grad=True)
+        y = run(x)
+        y.backward(torch.ones(3))
+        assert torch.equal(x.grad + 1, y)
+    assert compiled_on_cpu.captures == [2]
 
 
 def test_reset_of_the_compiler_frees_graphs_and_keeps_reports(
