@@ -228,15 +228,6 @@ def test_reset_clears_reports_and_frees_memory(on_cpu: list[dict[str, Any]], mon
     assert_computes(run, module)
 
 
-def test_placement_can_be_switched_off(on_cpu: list[dict[str, Any]]) -> None:
-    graph_module, inputs = _traced(Masked().eval())
-    encore(graph_module, inputs, options={"placement": False})
-    (asked,) = on_cpu
-    assert asked["graph"] is graph_module
-    assert asked["inputs"] == inputs
-    assert optimizations.report()[0].placement.untouched == "placement is switched off"
-
-
 @pytest.mark.parametrize(
     ("error", "attempts"), [(RuntimeError("trace again"), 2), (torch_internals.RestartAnalysis(), 1)]
 )

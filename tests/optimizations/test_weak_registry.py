@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import sys
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,37 +25,12 @@ from optimizations.trees.graphed_function import GraphedFunction
 from optimizations.weak_registry import WeakRegistry
 from tests.test_layers import SOURCES
 
-LISTS_S = 0.2
-"""Seconds in which one thread lists while another adds. A weak set fails within milliseconds."""
-
 MEMBERS = [Feeds, BoundRoots, GraphedFunction, GraphedStep, GraphedCallables]
 """The classes of all members of registries."""
 
 
 class StandIn:
     """Stand for a member of a registry."""
-
-
-@contextmanager
-def added_meanwhile(registry: WeakRegistry[StandIn]) -> Iterator[None]:
-    """Another thread adds members that live on for a while. Threads change after every few instructions."""
-    ended, before = threading.Event(), sys.getswitchinterval()
-
-    def add() -> None:
-        kept: deque[StandIn] = deque(maxlen=500)
-        while not ended.is_set():
-            kept.append(StandIn())
-            registry.add(kept[-1])
-
-    thread = threading.Thread(target=add)
-    sys.setswitchinterval(1e-6)
-    try:
-        thread.start()
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        sys.setswitchinterval(before)
 
 
 @contextmanager
@@ -137,14 +109,6 @@ def test_finalizers_may_change_a_registry_in_use() -> None:
 
     in_threads(add_and_list)
     assert missed == []
-
-
-def test_members_may_change_during_listing() -> None:
-    registry: WeakRegistry[StandIn] = WeakRegistry()
-    end = time.monotonic() + LISTS_S
-    with added_meanwhile(registry):
-        while time.monotonic() < end:
-            registry.alive()
 
 
 @pytest.mark.parametrize("member", MEMBERS)

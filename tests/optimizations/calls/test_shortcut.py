@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from binding_programs import WeightedSine
 from interrupts import interrupted_after
 from torch import nn
 
@@ -122,19 +121,6 @@ def test_wrappers_of_other_pytorch_versions_are_all_called(way: SlowCalls, monke
 # Graphs that have a shortcut
 
 
-@pytest.mark.parametrize("grad", [False, True])
-def test_inference_graph_skips_wrappers_with_equal_results(way: SlowCalls, grad: bool) -> None:
-    program = Program().requires_grad_(False)
-    with torch.set_grad_enabled(grad):
-        call = settled(way, program)
-        expected = program(X)
-        assert way.of(call) == [False] * 3
-        results = call()
-        assert all(torch.equal(one, other) for one, other in zip(results, expected, strict=True))
-        assert torch.is_grad_enabled() is grad
-    assert kept() is None
-
-
 def test_lean_off_takes_the_slow_path(way: SlowCalls) -> None:
     with torch.no_grad():
         assert way.of(settled(way, Program(), lean=False)) == [True] * 3
@@ -192,21 +178,15 @@ def test_modes_inside_equal_those_of_the_slow_path(way: SlowCalls, trained: bool
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_profiler_records_the_ranges_of_all_layers(way: SlowCalls, trained: bool) -> None:
+def test_profiler_and_debugger_calls_go_through_all_layers(
+    way: SlowCalls, monkeypatch: pytest.MonkeyPatch, trained: bool
+) -> None:
     *_, step = settled_step(way, trained)
     with torch.profiler.profile() as profile:
         assert way.of(step, 1, 1 + trained) == [True]
     names = [event.name for event in profile.events()]
     assert sum("AOTDispatcher Runtime Wrapper Prologue" in name for name in names) == 1
     assert sum("Call CompiledFxGraph" in name for name in names) == 1 + trained
-    assert way.of(step, 1, 1 + trained) == [False]
-
-
-@pytest.mark.parametrize("trained", [True, False])
-def test_recording_graph_order_takes_the_slow_path(
-    way: SlowCalls, monkeypatch: pytest.MonkeyPatch, trained: bool
-) -> None:
-    *_, step = settled_step(way, trained)
     full = way.full
     with monkeypatch.context() as patch:
         patch.setattr(torch_internals.inductor_debug, "RECORD_GRAPH_EXECUTION", True)
@@ -265,22 +245,6 @@ def test_graph_that_writes_inputs_skips_wrappers_with_versions(way: SlowCalls, g
     assert kept() is None
 
 
-def test_backward_of_memory_written_on_the_shortcut_raises(way: SlowCalls) -> None:
-    program = Cached()
-    compiled = torch.compile(program, backend="encore", fullgraph=True)
-    weight = torch.ones(2, 4, requires_grad=True)
-    with torch.no_grad():
-        assert way.of(lambda: compiled(X, X + 1), FULL_CALLS) == [True] * FULL_CALLS
-    for written in (program.cache, X + 2):
-        loss = (weight * written).sum()  # saves it
-        with torch.no_grad():
-            assert way.of(lambda written=written: compiled(X, X + 1 if written is program.cache else written), 1) == [
-                False
-            ]
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            loss.backward()
-
-
 @torch.inference_mode()
 def test_inputs_without_version_counters_may_be_written(way: SlowCalls) -> None:
     program = Cached()
@@ -293,77 +257,6 @@ def test_inputs_without_version_counters_may_be_written(way: SlowCalls) -> None:
 
 
 # Graphs that need the wrappers
-
-
-def changes_an_input(x: torch.Tensor) -> torch.Tensor:
-    x.add_(1)
-    return x * 2
-
-
-def returns_an_input(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return x, x * 2
-
-
-def returns_a_view(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return x[0], x * 2
-
-
-def returns_views_of_one(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    y = x * 2
-    return y[0], y[1]
-
-
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        (changes_an_input, None),
-        (returns_a_view, "outputs share memory with inputs or with each other"),
-        (returns_views_of_one, None),
-        (returns_an_input, None),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-@torch.no_grad()
-def test_programs_that_need_a_wrapper_keep_it(program: Any, reason: str | None) -> None:
-    compiled = torch.compile(program, backend="encore", fullgraph=True)
-    for step in range(FULL_CALLS + 2):
-        given, twin = X + step, X + step
-        results, expected = compiled(given), program(twin)
-        assert torch.equal(given, twin)
-        for one, other in zip(_flat(results), _flat(expected), strict=True):
-            assert torch.equal(one, other)
-            assert (one.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()) == (
-                other.untyped_storage().data_ptr() == twin.untyped_storage().data_ptr()
-            )
-    assert kept() == reason
-
-
-def _flat(results: Any) -> list[torch.Tensor]:
-    return [results] if isinstance(results, torch.Tensor) else list(results)
-
-
-@torch.no_grad()
-def test_dynamic_sizes_keep_the_wrappers() -> None:
-    program = Program()
-    compiled = torch.compile(program, backend="encore", fullgraph=True, dynamic=True)
-    for rows in (2, 3, 5, 7, 11):
-        x = torch.randn(rows, 4)
-        assert torch.equal(compiled(x)[0], program(x)[0])
-    assert kept() == "sizes of outputs differ from call to call"
-
-
-@torch.no_grad()
-def test_undeclared_aliases_are_found_in_the_first_call() -> None:
-    with torch_internals.scoped_library("encore_tests", "FRAGMENT") as library:
-        library.define("same(Tensor x) -> Tensor")
-        library.impl("same", lambda x: x, "CPU")
-        library.impl("same", torch.empty_like, "Meta")
-        compiled = torch.compile(lambda x: torch.ops.encore_tests.same(x) + 1, backend="encore", fullgraph=True)
-        warn = torch_internals.functorch_config.patch(
-            error_on_custom_op_aliasing=False
-        )  # where CI is set it is an error
-        with warn, pytest.warns(UserWarning, match="may not alias"):
-            compiled(X.clone())
 
 
 # Trained graphs, whose autograd functions call the graphs directly
@@ -388,28 +281,6 @@ def trained(program: nn.Module, call: Callable[..., Any], x: torch.Tensor) -> li
     out.square().sum().backward()
     gradients = [parameter.grad.clone() for parameter in program.parameters() if parameter.grad is not None]
     return [out.detach().clone(), *gradients, *(buffer.clone() for buffer in program.buffers())]
-
-
-@pytest.mark.parametrize("calls_before", [0, FULL_CALLS + 1])
-@pytest.mark.parametrize("kind", [WeightedSine, Normalized])
-def test_training_skips_wrappers_with_eagers_gradients(
-    way: SlowCalls, kind: Callable[[], nn.Module], calls_before: int
-) -> None:
-    """`calls_before`: so many forwards without a backward, which is compiled after them."""
-    program, eager = kind(), kind()
-    with torch_internals.fresh_cache():  # a backward from a cache is there from the beginning
-        run = torch.compile(program, backend="encore", fullgraph=True)
-        for _ in range(calls_before):
-            run(X), eager(X)
-        full = way.full
-        for index in range(FULL_CALLS + 4):
-            if index == FULL_CALLS + 1 - calls_before:
-                full = way.full
-            found, expected = trained(program, run, X + index), trained(eager, eager, X + index)
-            for one, other in zip(found, expected, strict=True):
-                torch.testing.assert_close(one, other)
-    assert way.full == full + (1 if calls_before else 0), "the first backward; the forward after it finds it compiled"
-    assert kept() is None
 
 
 def test_versions_written_in_training_equal_the_slow_path() -> None:

@@ -116,12 +116,6 @@ def test_kernel_argument_of_unknown_memory_is_a_barrier(names: tuple[str, ...], 
     assert said in str(kernel_memory(names, (argument,), frozenset())[2])
 
 
-def test_operator_writes_are_taken_from_its_schema() -> None:
-    a, b, out = (torch.zeros(2, 2) for _ in range(3))
-    reads, writes, barrier = operator_memory(torch.ops.aten.mm.out, (a, b), {"out": out})
-    assert writes == [out] and reads[:2] == [a, b] and barrier is None
-
-
 @pytest.mark.parametrize(
     ("func", "said"),
     [
@@ -131,21 +125,6 @@ def test_operator_writes_are_taken_from_its_schema() -> None:
 )
 def test_operator_of_unknown_memory_is_a_barrier(func: Any, said: str) -> None:
     assert said in str(operator_memory(func, (torch.zeros(2, 2),), {})[2])
-
-
-def test_log_orders_kernels_and_operators(graph: Graph) -> None:
-    x, left, right, both = (torch.zeros(8) for _ in range(4))
-    module: dict[str, Any] = {"k0": Kernel(graph, "in_ptr0", "out_ptr0"), "other": 3}
-    kernel = module["k0"]
-    log = LaunchLog(graph.count, [x], device_type="cpu")
-    with log.noting(module):
-        module["k0"].run(x, left, stream=0)
-        module["k0"].run(x, right, stream=0)
-        module["k0"].run(torch.cat([left, right])[:8], both, stream=0)
-    assert module["k0"] is kernel
-    assert [one.launch.first for one in log.logged] == [0, 1, 2]
-    assert log.logged[0].launch.writes == (extent(left),)
-    assert order_launches([one.launch for one in log.logged]).waits_for[:2] == ((), ())
 
 
 BUFFERS = st.lists(st.integers(0, 5).map(lambda number: (8 * number, 8 * number + 8)), max_size=3).map(tuple)
@@ -203,15 +182,6 @@ def test_autograd_thread_is_logged_in_steps(graph: Graph, given: tuple[()] | Non
     assert [one.launch.name for one in log.logged] == (
         ["triton_poi_fused_0"] if in_autograd else ["unknown, at the end"]
     )
-
-
-def test_operators_are_logged_inside_a_users_mode(graph: Graph, log: LaunchLog) -> None:
-    a, out = torch.zeros(2), torch.zeros(2)
-    with log.noting(operators=False):
-        log.operator(torch.ops.aten.relu.out, (a,), {"out": out}, graph.adding(a))
-    (logged,) = log.logged
-    assert logged.launch.name == "aten.relu.out"
-    assert extent(out) in logged.launch.writes
 
 
 def test_memory_allocated_for_an_argument_counts(graph: Graph, log: LaunchLog) -> None:
@@ -294,18 +264,6 @@ def test_lifetimes_are_those_of_the_storages(graph: Graph, log: LaunchLog) -> No
     assert found[extent(left), 0] == (5, None), "it is alive at the end"
     assert found[resized, 2] == (2, 4)
     assert found[extent(later), 4] == (5, None), "an operator's result is alive after it"
-
-
-def test_failed_node_count_ends_only_the_log() -> None:
-    def count() -> int:
-        raise AttributeError("no such call\nof the driver")
-
-    log = LaunchLog(count, device_type="cpu")
-    with log.noting({}):
-        result = log.note("aten.relu.default", lambda: 3, [], [], is_operator=True)
-    assert result == 3
-    assert log.failure is not None and "no such call" in log.failure
-    assert log.logged == []
 
 
 def test_error_in_the_log_does_not_end_the_capture(graph: Graph) -> None:

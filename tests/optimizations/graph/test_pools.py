@@ -18,7 +18,7 @@ from simulated_gpu.allocator import DEFAULT, Block, Workspaces
 from simulated_gpu.runtime import FakeStream
 
 from optimizations.graph import recapture
-from optimizations.graph.memory import MemoryRanges, each_once, memory_of, overlaps, size_bytes
+from optimizations.graph.memory import each_once, memory_of, overlaps, size_bytes
 from optimizations.graph.pools import (
     Pool,
     claim,
@@ -122,12 +122,6 @@ def test_cusolver_failure_is_found_after_the_captures() -> None:
         assert failed_in_cusolver(error)
         error.__context__ = None
         assert not failed_in_cusolver(error)
-
-
-def test_segments_that_adjoin_are_one() -> None:
-    sizes = {300: 50, 100: 100, 200: 100, 400: 10}
-    found = MemoryRanges(MemoryRange(address=address, size_bytes=size) for address, size in sizes.items()).ranges
-    assert [(one.address, one.size_bytes) for one in found] == [(100, 250), (400, 10)]
 
 
 def test_used_and_free_memory_of_a_pool_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,12 +257,6 @@ def side(monkeypatch: pytest.MonkeyPatch, events: list[str]) -> Any:
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return Stream("the side", events)
-
-
-def test_capture_runs_between_earlier_and_later_work(side: Any, events: list[str]) -> None:
-    with in_order(side):
-        events.append("a capture")
-    assert events == ["the side waits for the caller", "a capture", "the caller waits for the side"]
 
 
 @pytest.mark.parametrize("capturing", [False, True])

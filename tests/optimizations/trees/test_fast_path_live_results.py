@@ -12,7 +12,6 @@ import torch
 from simulated_gpu.runtime import CudaOnCpu, at_address
 from simulated_gpu.trees import COUNT, Compiled, Model, Training, check, nodes, settle, slow_reasons, values
 
-from optimizations.in_place import budget
 from optimizations.trees import liveness, reasons
 from optimizations.trees.containers import managers
 from tests.optimizations.trees.test_fast_path import W, on_fast_path, training_of
@@ -222,18 +221,6 @@ def test_forwards_without_backward_are_fast_with_step_marks(cuda_on_cpu: CudaOnC
         training.step(step, backward=False)
     assert slow_reasons(*training.both) == []
     assert cuda_on_cpu.replays == replays + 6
-
-
-def test_calls_are_fast_while_work_on_their_recording_waits(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(budget, "FEWEST_REPLAYS", 100)
-    compiled = Compiled(Model(cuda_on_cpu))
-    check(compiled, W, calls=4)
-    compiled.slow_reasons()
-    check(compiled, W, calls=20)
-    assert compiled.slow_reasons() == []
-    assert compiled.reports[0].stage == "waiting"
 
 
 def test_backward_of_the_last_results_is_released(cuda_on_cpu: CudaOnCpu) -> None:

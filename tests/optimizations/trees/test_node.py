@@ -6,7 +6,6 @@ Everything is called as Inductor calls it: a function from `EncoreMaker.cudagrap
 from __future__ import annotations
 
 import dataclasses
-import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -124,34 +123,6 @@ def test_input_memory_that_became_a_result_is_returned(cuda_on_cpu: CudaOnCpu, r
 def test_output_in_memory_of_a_dead_input_is_not_the_input(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu, reuses_x=True)), values(7)
     check(compiled, w, calls=10)
-
-
-def test_retained_results_stay_valid_and_are_copied(cuda_on_cpu: CudaOnCpu) -> None:
-    model, w = Model(cuda_on_cpu), values(7)
-    compiled = Compiled(model)
-    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for step in range(30):
-        x, y = values(step), values(2 * step)
-        kept.append((compiled.checked(x, y, w)[0], 2 * x + y * w))
-    assert all(torch.equal(out, expected) for out, expected in kept)
-    (function,) = compiled.functions
-    report = function.kept()
-    assert report.outputs == (0,)
-    assert 20 < report.copies < 30
-    assert sum(compiled.uncaptured().values()) <= manager.PATIENCE
-    assert model.runs.count("plain") <= 1 + manager.PATIENCE
-
-
-def test_live_result_of_a_replay_moves_to_a_new_pool(cuda_on_cpu: CudaOnCpu) -> None:
-    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
-    check(compiled, w)
-    held = compiled.checked(values(1), values(2), w)[0]
-    expected = held.clone()
-    pools = {tuple(one.cuda_graphs_thread_pool) for one in managers()}
-    check(compiled, w, calls=10)
-    assert torch.equal(held, expected)
-    assert {tuple(one.cuda_graphs_thread_pool) for one in managers()} != pools
-    assert len(compiled.reports) == 2, "the recording that is gone is still reported"
 
 
 def test_failed_recording_costs_only_the_graph(cuda_on_cpu: CudaOnCpu) -> None:
@@ -303,17 +274,6 @@ def test_failure_after_the_capture_costs_only_indirection(
             check(compiled, w)
             assert "ZeroDivisionError" in str(compiled.reports[0].off), name
             assert compiled.reports[0].copied_bytes == 2 * COUNT * 4, name
-
-
-def test_threads_share_a_model_and_get_their_own_results(cuda_on_cpu: CudaOnCpu) -> None:
-    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
-    check(compiled, w)
-
-    def serve(start: int) -> None:
-        for step in range(50):
-            compiled.checked(values(start + step), values(start - step), w)
-
-    in_threads(*(functools.partial(serve, 100 * number) for number in range(8)))
 
 
 def test_no_memory_for_a_second_capture_copies_everything(cuda_on_cpu: CudaOnCpu) -> None:

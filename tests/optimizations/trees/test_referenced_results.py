@@ -273,25 +273,6 @@ class Outer:
         return self.last([made, y, w])
 
 
-@pytest.mark.parametrize("lean", [True, False])
-@pytest.mark.parametrize("known", [0, 1, 5])
-def test_function_may_call_another_one(cuda_on_cpu: CudaOnCpu, lean: bool, known: int) -> None:
-    """`known`: how often the inner one was called before."""
-    inner = Compiled(Model(cuda_on_cpu), lean=lean)
-    outer = Compiled(Outer(cuda_on_cpu, inner), lean=lean)
-    w = values(7)
-    for step in range(known):
-        inner(values(step), values(step), w)
-    for step in range(8):
-        x, y = values(step), values(-3 * step)
-        assert torch.equal(outer(x, y, w)[0], 2 * (2 * x + y * w) + y * w), step
-        inner.checked(y, x, w)
-    for compiled in (outer, inner):
-        assert [report.direction for report in compiled.reports] == ["inference"]
-        assert not compiled.functions[0].uncaptured()
-    assert outer.reports[0].kernels == 2
-
-
 def test_results_referenced_by_threads_do_not_end_graphs(cuda_on_cpu: CudaOnCpu) -> None:
     """The first results are in graph memory and are never released."""
     model, w = Model(cuda_on_cpu), values(7)
