@@ -208,15 +208,6 @@ def test_address_of_a_possible_intermediate_copies_its_input() -> None:
     assert codes(find_pointer_uses(first, second)) == [{ReasonCode.AMBIGUOUS}]
 
 
-def test_intermediates_are_excluded_by_their_known_memory() -> None:
-    pool = [(0x7F40_0000_0000, 4096)], [(0x7F41_0000_0000, 4096)]
-    nodes = [[kernel([word(address), word(pool[which][0][0] + 8)])] for which, address in enumerate((A, B))]
-    known = find_pointer_uses(capture(nodes[0], [(A, 64)], pool[0]), capture(nodes[1], [(B, 64)], pool[1]))
-    assert codes(known) == [set()]
-    unknown = find_pointer_uses(capture(nodes[0], [(A, 64)]), capture(nodes[1], [(B, 64)]))
-    assert codes(unknown) == [{ReasonCode.UNEXPLAINED}]
-
-
 @pytest.mark.parametrize(("type_name", "opaque"), [("HOST", True), ("GRAPH", True), ("EVENT_RECORD", False)])
 def test_unreadable_nodes_copy_every_input(type_name: str, opaque: bool) -> None:
     first = capture([kernel([word(A)]), OtherNode(type_name=type_name)], [(A, 64)])

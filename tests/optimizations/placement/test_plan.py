@@ -131,33 +131,12 @@ def test_unmovable_operation_keeps_its_dependents(graph: Graph, fields: dict[str
     assert all(left.source_line is not None for left in decided.left)
 
 
-def test_random_numbers_are_drawn_in_order_before_the_graph(graph: Graph) -> None:
-    graph.add("first", random_on_cpu=True)
-    graph.add("second", random_on_cpu=True)
-    graph.add("out", "x", "second", device=GPU)
-    decided = graph.plan("out")
-    assert decided.hoists == ()
-    assert decided.before == ("first", "second")
-    assert decided.stages == ("second",)
-
-
 def test_memory_made_and_written_in_the_graph_is_hoisted(graph: Graph) -> None:
     graph.add("empty")
     graph.add("fill", "empty", shares="empty", writes=("empty",))
     graph.add("out", "x", "empty", device=GPU)
     (hoist,) = graph.plan("out").hoists
     assert (hoist.value, hoist.nodes) == ("empty", ("empty", "fill"))
-
-
-def test_cpu_results_are_computed_after_the_graph(graph: Graph) -> None:
-    graph.argument("time")
-    graph.add("scale", "time")
-    graph.add("loss", "x")
-    graph.add("scaled", "loss", "scale")
-    decided = graph.plan("scaled")
-    assert decided.after == ("loss", "scaled")
-    assert decided.before == ("scale",)
-    assert decided.left == ()
 
 
 @pytest.mark.parametrize(

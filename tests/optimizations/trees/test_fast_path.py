@@ -91,14 +91,6 @@ def test_calls_before_the_fast_path_are_counted(cuda_on_cpu: CudaOnCpu) -> None:
     assert sum(ways.values()) == 11 - report.steady_replays, "the first call of all is made by who records"
 
 
-def test_lean_off_uses_stocks_run(cuda_on_cpu: CudaOnCpu) -> None:
-    compiled = on_fast_path(cuda_on_cpu, lean=False)
-    check(compiled, W, calls=4)
-    assert compiled.slow_reasons() == [], "no option requested the fast path"
-    assert not any(node.takes_fast_path for node in nodes())
-    assert compiled.reports[0].steady_replays == 0
-
-
 def test_loop_without_live_results_takes_the_fast_path(cuda_on_cpu: CudaOnCpu) -> None:
     """Stock ends the path of an iteration where all results are dead and no recording follows."""
     both = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu))
@@ -124,12 +116,6 @@ def test_loop_without_live_results_takes_the_fast_path(cuda_on_cpu: CudaOnCpu) -
     iteration(1, 7, keep=2)
     assert slow_reasons(*both), "what is held must not be written over"
     iteration(2, 7)
-
-
-def test_moved_parameter_takes_the_slow_path(cuda_on_cpu: CudaOnCpu) -> None:
-    compiled = on_fast_path(cuda_on_cpu)
-    call(compiled, values(5))
-    assert compiled.slow_reasons() == [reasons.FIXED_INPUT_MOVED]
 
 
 @pytest.mark.usefixtures("weights_let_go")

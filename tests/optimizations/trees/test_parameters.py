@@ -179,6 +179,18 @@ class Linears(nn.Module):
         return result
 
 
+def test_two_forwards_in_each_step_are_two_recordings(compiled_on_cpu: CompiledOnCpu) -> None:
+    net = Linears()
+    run = torch.compile(net, backend="encore")
+    for step in range(12):
+        net.zero_grad()
+        if step == 8:
+            before = compiled_on_cpu.captures, compiled_on_cpu.cuda.replays
+        (run(values(step)) * run(values(step + 30))).sum().backward()
+    assert compiled_on_cpu.captures == before[0]
+    assert compiled_on_cpu.cuda.replays == before[1] + 4 * 4
+
+
 def test_backwards_with_copied_saved_tensors_stop_recording(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:

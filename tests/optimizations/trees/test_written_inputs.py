@@ -99,6 +99,16 @@ def test_unsupported_functions_are_left_to_stock(cuda_on_cpu: CudaOnCpu, which: 
     assert set(model.runs) == {"plain"}
 
 
+def test_result_passed_as_written_buffer_is_correct(cuda_on_cpu: CudaOnCpu) -> None:
+    """It is in the graph's memory, or in a copy of the caller's."""
+    _, compiled = writing(cuda_on_cpu)
+    x = values(1)
+    for step in range(40):
+        (out,) = call(compiled, x, values(step))
+        x = out if step % 3 else out.clone()
+        x.remainder_(100)
+
+
 def test_iteration_starts_with_bounded_recordings(cuda_on_cpu: CudaOnCpu) -> None:
     """One function for all layers, each with a cache of its own, and results that are gone before the next call."""
     _, compiled = writing(cuda_on_cpu)
