@@ -97,14 +97,14 @@ class StepIteration:
     ) -> None:
         taken = self._outputs = Outputs(wanted=outputs)
 
-        def step(inputs: Inputs) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-            outcome = iterate(inputs)
+        def step(*args: Any, **kwargs: Any) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+            outcome = iterate(Inputs(args, kwargs))
             return taken.taken_apart(outcome.output), outcome.loss
 
         self._graphed = optimizations.graph_step(step, host_draws=host_draws, check_every=None)
 
     def __call__(self, inputs: Inputs) -> IterationOutput:
-        tensors, loss = self._graphed(inputs)
+        tensors, loss = self._graphed(*inputs.args, **inputs.kwargs)
         return IterationOutput(self._outputs.put_together(tensors), loss)
 
     def require_replays(self) -> None:
