@@ -42,6 +42,7 @@ class LearningRates:
 
     def __init__(self) -> None:
         self._rates: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[int, _Rate]] = weakref.WeakKeyDictionary()
+        self._has_tensors = False  # most steps never have one, and walking weak references takes microseconds
 
     @property
     def patched(self) -> int:
@@ -52,7 +53,7 @@ class LearningRates:
         """Return the rates with tensors, for groups that still exist."""
         return [
             (rates[index], group, tensor)
-            for optimizer, rates in self._rates.items()
+            for optimizer, rates in (self._rates.items() if self._has_tensors else ())
             for index, group in enumerate(optimizer.param_groups)
             if index in rates and (tensor := rates[index].tensor) is not None
         ]
@@ -81,6 +82,7 @@ class LearningRates:
                 if number != before and takes_tensor and not numbers_only:
                     with torch.inference_mode(False):  # calls in other modes write it as well
                         one.tensor = torch.full((), float(number), dtype=torch.float32, device=devices.pop())
+                    self._has_tensors = True
                     replaced.append(group)
                     changed = True
         return changed
