@@ -283,6 +283,22 @@ def trained(program: nn.Module, call: Callable[..., Any], x: torch.Tensor) -> li
     return [out.detach().clone(), *gradients, *(buffer.clone() for buffer in program.buffers())]
 
 
+def test_backward_after_many_forwards_has_eagers_gradients(way: SlowCalls) -> None:
+    """The backward is compiled when forwards take the shortcut already."""
+    program, eager = Normalized(), Normalized()
+    with torch_internals.fresh_cache():  # a backward from a cache is there from the beginning
+        run = torch.compile(program, backend="encore", fullgraph=True)
+        for _ in range(FULL_CALLS + 1):
+            run(X), eager(X)
+        full = way.full
+        for index in range(FULL_CALLS + 1):
+            found, expected = trained(program, run, X + index), trained(eager, eager, X + index)
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, other)
+    assert way.full == full + 1, "the first backward; the forward after it finds it compiled"
+    assert kept() is None
+
+
 def test_versions_written_in_training_equal_the_slow_path() -> None:
     counted = {}
     for lean in (True, False):

@@ -116,6 +116,12 @@ def test_kernel_argument_of_unknown_memory_is_a_barrier(names: tuple[str, ...], 
     assert said in str(kernel_memory(names, (argument,), frozenset())[2])
 
 
+def test_operator_writes_are_taken_from_its_schema() -> None:
+    a, b, out = (torch.zeros(2, 2) for _ in range(3))
+    reads, writes, barrier = operator_memory(torch.ops.aten.mm.out, (a, b), {"out": out})
+    assert writes == [out] and reads[:2] == [a, b] and barrier is None
+
+
 @pytest.mark.parametrize(
     ("func", "said"),
     [
@@ -266,11 +272,13 @@ def test_lifetimes_are_those_of_the_storages(graph: Graph, log: LaunchLog) -> No
     assert found[extent(later), 4] == (5, None), "an operator's result is alive after it"
 
 
-def test_error_in_the_log_does_not_end_the_capture(graph: Graph) -> None:
-    def allocated() -> int:
-        raise torch.OutOfMemoryError("no statistics")
+@pytest.mark.parametrize("failing", ["nodes", "allocated"])
+def test_error_in_the_log_does_not_end_the_capture(graph: Graph, failing: str) -> None:
+    def fails() -> int:
+        raise torch.OutOfMemoryError("no statistics\nof the driver")
 
-    log = LaunchLog(graph.count, allocated_bytes=allocated, device_type="cpu")
+    count = fails if failing == "nodes" else graph.count
+    log = LaunchLog(count, allocated_bytes=fails, device_type="cpu")
     x = torch.zeros(2)
     with log.noting({}):
         assert log.operator(torch.ops.aten.relu.default, (x,), {}, lambda: 3) == 3
