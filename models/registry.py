@@ -50,14 +50,12 @@ class Sharding:
         batch: samples per iteration where it is run on several GPUs, whatever their number.
         inputs: those of such a run; all processes have the same.
         kept: output -> what of it is compared, where copying all of it would take minutes. None: all of it.
-        all_reduces: how many an iteration takes in the full size, where that is known.
     """
 
     shard: Callable[[torch.nn.Module, DeviceMesh], None]
     batch: int
     inputs: InputMaker
     kept: Callable[[Any], Any] | None = None
-    all_reduces: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

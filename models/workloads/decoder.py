@@ -43,7 +43,7 @@ def _shard(module: torch.nn.Module, mesh: DeviceMesh) -> None:
     batch=4,
     dtype_policy="bf16",
     inputs=inputs,
-    sharding=Sharding(shard=_shard, batch=4, inputs=inputs, all_reduces=16),
+    sharding=Sharding(shard=_shard, batch=4, inputs=inputs),
     parameters=667_977_728,
     notes="a plain decoder-only transformer, of no paper; where it is split over GPUs, by PyTorch's parallelize_module",
 )

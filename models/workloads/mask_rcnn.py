@@ -41,7 +41,7 @@ def _shard(module: torch.nn.Module, mesh: DeviceMesh) -> None:
     sets=("grace", "pygraph"),
     inputs=inputs,
     compared=sorted_scores,
-    sharding=Sharding(shard=_shard, batch=1, inputs=inputs, all_reduces=1),
+    sharding=Sharding(shard=_shard, batch=1, inputs=inputs),
     float32_on_cpu=True,
     parameters=44_454_513,
     notes="random weights, not those trained on COCO; it still finds its 100 objects. Detections are chosen among "

@@ -69,7 +69,7 @@ def _shard(module: torch.nn.Module, mesh: DeviceMesh) -> None:
     dtype_policy="bf16",
     sets=("grace", "pygraph"),
     inputs=inputs,
-    sharding=Sharding(shard=_shard, batch=1, inputs=inputs, all_reduces=30),
+    sharding=Sharding(shard=_shard, batch=1, inputs=inputs),
     variants=("published", "current"),
     parameters=44_823_040,
     notes="published: numpy scalars in attention, lengths read by the host, texts cut out by masks. `encore explain` "

@@ -58,7 +58,7 @@ def _shard(module: torch.nn.Module, mesh: DeviceMesh) -> None:
     shard(module, mesh)
 
 
-SHARDING = Sharding(shard=_shard, batch=128, inputs=sharded_inputs, kept=some_of_the_logits, all_reduces=48)
+SHARDING = Sharding(shard=_shard, batch=128, inputs=sharded_inputs, kept=some_of_the_logits)
 """Batch and number of all-reduces are GraCE's (Fig. 12)."""
 
 

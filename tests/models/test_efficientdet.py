@@ -5,30 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from models.networks.efficientdet import ANCHORS, IGNORED, Detector, DetectorConfig, detection_loss, focal_loss
-
-TINY = DetectorConfig(backbone="test_efficientnet", width=8, cells=1, head_layers=1, classes=3, image_side=256)
-
-
-def test_full_size_has_the_published_anchors() -> None:
-    assert sum(ANCHORS * side**2 for side in DetectorConfig().sides) == 76_725
-
-
-def test_heads_predict_for_every_anchor_of_every_level() -> None:
-    model = Detector(TINY).eval()
-    shapes: dict[str, list[tuple[int, ...]]] = {}
-    for name in ("classes", "boxes"):
-        model.get_submodule(name).register_forward_hook(
-            lambda head, args, output, name=name: shapes.update({name: [tuple(each.shape) for each in output]})
-        )
-    labels = [torch.full((1, side, side, ANCHORS), -1.0) for side in TINY.sides]
-    boxes = [torch.zeros(1, side, side, 4 * ANCHORS) for side in TINY.sides]
-    with torch.no_grad():
-        losses = model(torch.randn(1, 3, 256, 256), labels, boxes, torch.zeros(1, 1))
-    assert shapes["classes"] == [(1, 3 * ANCHORS, side, side) for side in (32, 16, 8, 4, 2)]
-    assert shapes["boxes"] == [(1, 4 * ANCHORS, side, side) for side in (32, 16, 8, 4, 2)]
-    assert losses["box_loss"] == 0
-    assert 0 < losses["class_loss"] == losses["loss"]
+from models.networks.efficientdet import ANCHORS, IGNORED, detection_loss, focal_loss
 
 
 def test_focal_loss_without_focus_is_half_of_cross_entropy() -> None:

@@ -24,11 +24,6 @@ def instance(request: pytest.FixtureRequest) -> Instance:
     return instantiate(registry.find(request.param), size="tiny", device="cpu", seed=0)
 
 
-def test_generation_workloads_are_their_own_set():
-    assert [workload.acronym for workload in registry.find_set("generation")] == list(ACRONYMS)
-    assert not any("generation" in workload.sets for workload in registry.find_set("grace"))
-
-
 @torch.no_grad()
 def test_each_step_after_the_prompt_is_one_compiled_call(instance: Instance):
     graphs, calls = [], []

@@ -175,13 +175,3 @@ def test_builder_that_places_its_module_gets_the_device() -> None:
     with torch_internals.FakeTensorMode(allow_non_fake_inputs=True):
         instantiate(replace(INFERENCE, build=placing, builds_on_device=True), device="cuda", seed=0)
     assert asked == [("cuda", "cpu")]
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_weights_move_and_inputs_are_drawn_there() -> None:
-    instance = instantiate(INFERENCE, device="cuda", seed=0)
-    first, again, other = instance.inputs(0), instance.inputs(0), instance.inputs(1)
-    assert {tensor.device.type for tensor in [*instance.module.parameters(), *values(first)]} == {"cuda"}
-    assert instance.module.table.device.type == "cpu"
-    assert torch.equal(first.args[0], again.args[0])
-    assert not torch.equal(first.args[0], other.args[0])

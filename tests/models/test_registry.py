@@ -17,12 +17,6 @@ def test_sets_rows_are_those_that_the_paper_prints(name: str) -> None:
     assert found == {acronym: (row["name"], row["task"], row["batch"]) for acronym, row in printed.items()}
 
 
-def test_all_is_a_set_and_unknown_sets_list_the_known() -> None:
-    assert registry.find_set("all") == list(registry.workloads().values())
-    with pytest.raises(registry.UnknownWorkload, match=r"unknown set 'gracee'; known: .*grace, nanogpt, pygraph.*all"):
-        registry.find_set("gracee")
-
-
 def test_listing_workloads_imports_no_torch() -> None:
     program = (
         "import sys; from models.registry import workloads; assert 'MMC' in workloads(); "
@@ -30,16 +24,6 @@ def test_listing_workloads_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
-
-
-def test_names_are_found_in_any_case() -> None:
-    assert registry.find("xlnet-i") is registry.find("XLNET-I")
-
-
-@pytest.mark.parametrize(("wrong", "near"), [("XLNETI", "XLNET-I"), ("dnett", "DNET"), ("DRT", "DR-T")])
-def test_unknown_name_lists_similar_ones(wrong: str, near: str) -> None:
-    with pytest.raises(registry.UnknownWorkload, match=rf"unknown workload '{wrong}'; did you mean .*{near}"):
-        registry.find(wrong)
 
 
 def test_name_without_similar_ones_lists_all() -> None:
