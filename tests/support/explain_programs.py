@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -123,10 +122,6 @@ class MutatedInput(nn.Module):
         return x.cos()
 
 
-def dropout() -> Made:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)).train(), (torch.randn(8, WIDTH),)
-
-
 class Attention(nn.Module):
     def __init__(self, dtype: torch.dtype, *, masked: bool) -> None:
         super().__init__()
@@ -156,11 +151,6 @@ class PermutedMask(nn.Module):
 
 def attention_bf16_permuted_mask() -> Made:
     return PermutedMask(), (torch.randn(2, 4, 24, 32, dtype=torch.bfloat16),)
-
-
-class DeviceConstant(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.tensor([0.25] * WIDTH, device=x.device) + torch.full((WIDTH,), 2.0, device=x.device)
 
 
 class GradientInForward(nn.Module):
@@ -239,7 +229,6 @@ mutated_cpu_state = of(MutatedCpuState)
 constructor_chain = of(ConstructorChain)
 weight_read_by_host = of(WeightReadByHost)
 mutated_input = of(MutatedInput)
-device_constant = of(DeviceConstant)
 gradient_in_forward = of(GradientInForward)
 repeats = of(Repeats)
 raises = of(Raises)
@@ -252,11 +241,6 @@ attention_fp64 = functools.partial(_attention, torch.float64)
 
 def dies() -> Made:
     os.abort()
-
-
-def hangs() -> Made:
-    time.sleep(600)
-    return mask_attribute()
 
 
 def spins() -> Made:

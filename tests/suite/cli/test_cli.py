@@ -199,18 +199,6 @@ def test_gpu_command_without_a_gpu_is_one_clear_line(tmp_path: Path) -> None:
     assert encore("env", "--require-gpu").returncode == 2
 
 
-def test_broken_results_file_is_refused_with_its_line(fake: Fake) -> None:
-    fake("run", "EOS", *CPU)
-    run = fake.only_run()
-    text = (run / store.CELLS).read_text().replace('"status":"pass"', '"status":"great"')
-    (run / store.CELLS).write_text(text)
-    for arguments in (("run", "--resume", run.name), ("report", run.name)):
-        done = fake(*arguments)
-        assert done.returncode == 2
-        assert "cells.jsonl line 1: field 'status'" in done.stderr
-        assert "Traceback" not in done.stderr
-
-
 LONG = "n" * 300
 
 

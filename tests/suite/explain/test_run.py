@@ -32,6 +32,7 @@ def test_failing_programs_do_not_end_the_others(tmp_path: Path) -> None:
     assert "killed by SIGABRT" in (errors["dies"] or "")
     assert "ArithmeticError: no such number" in (errors["raises"] or "")
     assert "explain_programs.py" in (errors["raises"] or "")
+    assert [len(one.graphs) for target, one in explained if "raises" in target.name] == [1], "what was found before"
     assert {path.name for path in tmp_path.iterdir()} == {file_name(target) for target in targets}
     for target, explanation in explained:
         written = (tmp_path / file_name(target)).read_bytes()

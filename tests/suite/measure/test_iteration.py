@@ -7,8 +7,7 @@ import torch
 from tiny_workloads import instance_of
 
 from optimizations.capture.step.host_state import CELL, reach
-from suite.measure.iteration import callable_for, full_precision, iteration, set_numerics
-from suite.measure.modes import MODES, Mode
+from suite.measure.iteration import full_precision, iteration, set_numerics
 
 
 def linear() -> torch.nn.Module:
@@ -67,16 +66,6 @@ def test_autocast_surrounds_forward_and_loss_but_not_backward(task):
     assert seen == ({"loss": True, "backward": False} if task == "training" else {})
 
 
-def test_optimizer_steps_only_on_request():
-    instance = instance_of(linear, task="training", optimizer="sgd")
-    before = instance.module.weight.detach().clone()
-    iteration(instance, instance.module, marks_steps=False)(instance.inputs(0))
-    assert torch.equal(instance.module.weight, before)
-    optimizer = instance.optimizer()
-    iteration(instance, instance.module, marks_steps=False, optimizer=optimizer)(instance.inputs(0))
-    assert not torch.equal(instance.module.weight, before)
-
-
 @pytest.mark.parametrize("task", ["inference", "training"])
 def test_step_mark_precedes_each_step(monkeypatch, task):
     events: list[str] = []
@@ -92,22 +81,6 @@ def test_step_mark_precedes_each_step(monkeypatch, task):
     marked(instance.inputs(1))
     iteration(instance, call, marks_steps=False)(instance.inputs(0))
     assert events == ["mark", "mark", "call", "mark", "call", "call"], "the first where the iteration is made"
-
-
-def test_eager_calls_the_module_and_other_modes_their_backend():
-    compiled: list[tuple[int, object]] = []
-
-    def backend(graph, inputs, *, options):
-        compiled.append((len(list(graph.graph.nodes)), options))
-        return graph.forward
-
-    module = linear()
-    assert callable_for(MODES["eager"], module) is module
-    mode = Mode("mine", "a backend of this test", baselines=(), backend=backend, options={"answer": 42})  # type: ignore[arg-type]
-    x = torch.randn(4, 8)
-    torch.testing.assert_close(callable_for(mode, module)(x), module(x))
-    assert len(compiled) == 1 and compiled[0][1] == {"answer": 42}
-    torch.compiler.reset()
 
 
 def test_tf32_is_allowed_but_not_for_a_reference():

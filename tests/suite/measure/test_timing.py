@@ -51,12 +51,6 @@ def block_of(iterate, input_sets, *, index=0, samples=5, timer=None, read_gpu=la
     )
 
 
-@pytest.mark.parametrize(("index", "expected"), [(0, [0, 1, 2, 3, 0]), (1, [1, 2, 3, 0, 1])])
-def test_inputs_rotate_across_blocks(index, expected):
-    used, iterate = noting()
-    assert block_of(iterate, sets(4), index=index).input_sets == used[LEAD_IN:] == expected
-
-
 @pytest.mark.parametrize(("count", "samples"), [(2, 1), (2, 5), (4, 5), (4, 9), (3, 10)])
 def test_inputs_move_in_every_iteration(count, samples):
     used, iterate = noting()

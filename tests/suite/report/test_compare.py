@@ -86,17 +86,6 @@ def grouped(mode, host_us, grouping, group, **baselines):
     return cell(mode=mode, grouping=grouping, group=group, baseline_blocks=theirs, **timed(*[host_us] * 3))
 
 
-@pytest.mark.parametrize(("of_pair", "alternating"), [([100] * 3, True), ([], False)])
-def test_paired_modes_use_the_baselines_blocks_of_their_pair(of_pair, alternating):
-    """Where there are none, those of the baseline's row."""
-    run = run_of(
-        grouped("compile", 900 if of_pair else 100, Grouping.PAIRS, ["compile", "eager"]),
-        grouped("graph", 50, Grouping.PAIRS, ["compile", "graph"], compile=of_pair),
-    )
-    item = only(Ratios(run.cells), "graph", "compile")
-    assert (item.ratio.value, item.alternating) == (pytest.approx(2), alternating)
-
-
 def test_modes_of_a_half_are_compared_over_blocks_of_that_half():
     first, second = ["compile", "graph", "graph-unpartitioned"], ["compile", "graph", "placement", "indirection"]
     of_second = {"compile": [100] * 3, "graph": [80] * 3}

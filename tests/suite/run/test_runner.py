@@ -11,8 +11,6 @@ import pytest
 from fixtures import fake_worker
 from fixtures.bench import FOUR, Bench, bench
 from fixtures.fake_runs import SETTINGS, events, fake_workers_alive, fake_workload, living, recorded_pids
-from fixtures.synthetic_results import cell as a_cell
-from fixtures.synthetic_results import failed_cell
 
 import suite.run.group
 import suite.run.schedule
@@ -20,7 +18,7 @@ from suite.measure.modes import MODES, Mode
 from suite.results import store
 from suite.results.schema import Correctness, Grouping, Status
 from suite.run.group import bitwise_failure, compare_bitwise
-from suite.run.runner import outcome_line, plan_jobs
+from suite.run.runner import plan_jobs
 
 __all__ = ["bench"]
 
@@ -290,11 +288,6 @@ def test_cold_caches_are_removed_and_warm_ones_kept(bench: Bench, monkeypatch: p
     bench.run(modes=FOUR[1:2], warm_cache=True, workloads=[fake_workload("WARM")])
     assert (bench.folder / "warm").is_dir()
     assert bench.compiled()[-1] == ("compile", "KERNELS_ALONE"), "its kernels may be there"
-
-
-def test_outcome_is_one_line() -> None:
-    assert outcome_line(a_cell("EOS", "compile", wall_s=3.0)) == "EOS compile: pass in 3s"
-    assert outcome_line(failed_cell("EOS", "graph", Status.OOM, error="a\nb")) == "EOS graph: oom in 10s: a"
 
 
 def correctness(digests: Sequence[str], deterministic: bool = True) -> Correctness:

@@ -150,13 +150,6 @@ def test_row_that_had_not_settled_is_not_decided(compare: Compare) -> None:
         assert "1 row has no ratio, because Encore had not settled" in compare(*sides).advice[0]
 
 
-def test_without_a_common_baseline_nothing_is_decided(compare: Compare) -> None:
-    alone = [each for each in cells() if each.mode == "placement"]
-    made = compare(alone, alone)
-    assert made.exit_code == EXIT_UNDECIDED
-    assert made.advice == ("1 row has no common baseline: measure with --modes compile,graph,MODE.",)
-
-
 def test_one_process_on_each_side_decides_nothing(compare: Compare) -> None:
     base, new = ([cell("EOS", "graph", **timed(100)), cell("EOS", "placement", **timed(us))] for us in (100, 110))
     made = compare(base, new)
@@ -254,12 +247,6 @@ def test_ratios_are_compared_by_process(compare: Compare, factors: Sequence[floa
     stock = cell("EOS", "graph", **timed(1, 1, 1))
     ours, theirs = (cell("EOS", "placement", **timed(*of)) for of in ([1.0, 1.03, 0.98], factors))
     assert pair(compare([stock, ours], [stock, theirs]), "placement").outcome is outcome
-
-
-def test_wrong_sides_are_refused(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", cells())
-    with pytest.raises(WrongUse, match="synthetic is BASE and NEW; name two runs"):
-        compare_runs(load_runs([run]), load_runs([run]))
 
 
 def test_shards_of_a_run_are_compared_together(tmp_path: Path) -> None:
