@@ -5,12 +5,11 @@ They belong to the programs of `step_programs`.
 
 from __future__ import annotations
 
-import array
 from typing import Any
 
 import numpy
 import torch
-from step_parts import CALLS, Program, batches, descend, loop, loss_of, network, program, state_of, training_step
+from step_parts import Program, batches, loop, loss_of, network, program, state_of, training_step
 from torch import nn
 
 Batch = dict[str, torch.Tensor]
@@ -31,55 +30,6 @@ def evaluation_in_between(model: nn.Module, optimizer: torch.optim.Optimizer) ->
     return step, {"between": lambda index: model.train(index < 5 or index >= 10)}
 
 
-class Trainer:
-    """A training loop's own object: what it keeps next to the step may change, what the step uses is watched."""
-
-    def __init__(self, device: str) -> None:
-        self.model = network(device, dropout=0.1)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.weight = 1.0
-        self.count = 0
-        self.last: Any = None
-        self.source = iter(range(3))
-
-    @property
-    def scale(self) -> float:
-        return 2 * self.weight
-
-    def step(self, batch: Batch) -> torch.Tensor:
-        return descend(self.scale * self.loss(batch), self.optimizer)
-
-    def loss(self, batch: Batch) -> torch.Tensor:
-        noise = torch.randn(batch["x"].shape, device=batch["x"].device)
-        return loss_of(self.model, {**batch, "x": batch["x"] + 0.1 * noise})
-
-    def after(self, index: int) -> None:
-        self.count += 1
-        self.last = torch.zeros(3) + index
-        self.history = [self.last]
-        if index == 6:
-            self.weight = 0.5
-
-
-@program
-def method_of_a_trainer(device: str) -> Program:
-    """The weight changes in the seventh call: observed twice again, and recorded."""
-    trainer = Trainer(device)
-    return Program(
-        trainer.step, batches(device, 14), lambda: state_of(trainer.model), trainer.after, replays=14 - 5, recordings=2
-    )
-
-
-@loop(calls=18, replays=4 + 5 + 2, recordings=2)
-def layers_frozen_and_unfrozen(model: Any, train: Any) -> Any:
-    """Fine-tuning layer by layer: only `requires_grad` changes, and changes back.
-
-    The first call after it finds gradients where the recording found none, and is observed: it might leave them.
-    """
-    model[0].requires_grad_(False)
-    return train, {"between": lambda index: model[0].requires_grad_(6 <= index < 13)}
-
-
 @loop(calls=16, options={"lr": 0.01}, replays=3 + 3 + 3, recordings=3)
 def gradients_of_layers_that_were_frozen(model: Any, optimizer: torch.optim.Optimizer) -> Any:
     """The gradients are not set to None, so the optimizer continues to use them."""
@@ -91,18 +41,6 @@ def gradients_of_layers_that_were_frozen(model: Any, optimizer: torch.optim.Opti
             model[0].weight.grad = None
 
     return training_step(model, optimizer, zero=lambda: None), {"between": between}
-
-
-@loop(replays=CALLS - 6)
-def a_call_that_differs_where_it_would_be_recorded(train: Any) -> Any:
-    """Python decides by what no watch sees, once: the calls after it are observed and recorded."""
-    hidden = array.array("i", [0])
-
-    def step(batch: Batch) -> torch.Tensor:
-        loss = train(batch)
-        return loss * 2 if hidden[0] else loss
-
-    return step, {"between": lambda index: hidden.__setitem__(0, index == 2)}
 
 
 @program
@@ -142,22 +80,6 @@ def a_hook_of_a_module_is_exchanged(model: Any, train: Any) -> Any:
     return train, {"between": between}
 
 
-@loop(calls=16, replays=3 + 0 + 2 + 1 + 3, recordings=2)
-def hooks_that_come_and_go(model: Any, train: Any) -> Any:
-    """Hooks of a parameter and of all modules; the step and its model stay the same."""
-    hooks: list[Any] = []
-
-    def between(index: int) -> None:
-        if index == 5:
-            hooks.append(model[0].weight.register_hook(lambda gradient: gradient * 0.5))
-        if index == 9:
-            hooks.append(nn.modules.module.register_module_forward_hook(lambda module, given, result: result * 0.9))
-        if index in (7, 12):
-            hooks.pop().remove()
-
-    return train, {"between": between}
-
-
 @loop(calls=12, replays=12 - 6 - 3)
 def a_layer_that_gets_its_shape_late(device: str, train: Any) -> Any:
     """After six calls, which run as they are: one of its parameters has no shape until then."""
@@ -177,20 +99,6 @@ def a_layer_that_gets_its_shape_late(device: str, train: Any) -> Any:
             settings["late"] = True
 
     return step, {"between": between}
-
-
-@loop(replays=CALLS - 3 - 2)
-def an_argument_that_is_a_weight(device: str, model: Any, train: Any) -> Any:
-    """In two calls: what the step has written by the time it reads it is not what a copy made before holds."""
-
-    def step(batch: Batch, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return train(batch), other.sum()
-
-    calls = [
-        (*batch, model[0].weight.detach()[3:5] if index in (5, 7) else torch.full((2, 8), float(index), device=device))
-        for index, batch in enumerate(batches(device))
-    ]
-    return step, {"batches": calls}
 
 
 @loop(calls=20, replays=2 + 3 + 3 + 3, recordings=4)

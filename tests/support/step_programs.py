@@ -47,23 +47,6 @@ def gradients_zeroed_outside(model: nn.Module, optimizer: torch.optim.Optimizer)
     return training_step(model, optimizer, zero=lambda: None), {"between": lambda index: optimizer.zero_grad()}
 
 
-@loop()
-def gradients_from_before_are_read_and_replaced(device: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    """A capture leaves gradients that were never computed. They must not be added to earlier ones."""
-    loss_of(model, batches(device)[0][0]).backward()
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        old = [parameter.grad.clone() for parameter in model.parameters()]  # type: ignore[union-attr]
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        torch._foreach_add_([parameter.grad for parameter in model.parameters()], old, alpha=0.5)
-        optimizer.step()
-        return loss.detach()
-
-    return step, with_gradients(model)
-
-
 @loop(dropout=0.2, make_optimizer=torch.optim.AdamW, options={"lr": 0.01, "fused": True})
 def fused_adamw_with_clipping(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -284,22 +267,3 @@ def folds_with_a_network_and_an_optimizer_each(device: str) -> Program:
 
     calls = batches(device, 4 * 9)
     return Program(trainer.step, calls, lambda: [*scores, *state_of(trainer.model)], between, replays=31, recordings=2)
-
-
-@loop()
-def gradients_in_one_tensor(device: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    """Let the gradients of all parameters be views of one tensor, as for a collective, and never None."""
-    whole = torch.zeros(sum(parameter.numel() for parameter in model.parameters()), device=device)
-    sizes = [parameter.numel() for parameter in model.parameters()]
-    for parameter, part in zip(model.parameters(), whole.split(sizes), strict=True):
-        parameter.grad = part.view_as(parameter)
-
-    def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        whole.zero_()
-        loss = loss_of(model, batch)
-        loss.backward()
-        whole.clamp_(-0.1, 0.1)
-        optimizer.step()
-        return loss.detach(), whole.norm()
-
-    return step, {"state": lambda: [*state_of(model), whole]}

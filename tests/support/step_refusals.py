@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import numpy
 import torch
 from step_parts import batches, loss_of, made_of, network, training_step
 from torch import nn
@@ -251,11 +250,6 @@ def iterator(train: Step) -> Step:
     return lambda batch: train(batch) * next(source)
 
 
-@refused("draws random numbers on the host (random)")
-def random_number_of_the_host(train: Step) -> Step:
-    return lambda batch: train(batch) if random.random() < 2 else train(batch) * 2
-
-
 @refused("trainer.average is bound to another tensor")
 def average_bound_to_another_tensor(device: str, train: Step) -> Any:
     average = torch.zeros((), device=device)
@@ -441,13 +435,6 @@ def generator_of_its_own_on_the_host(train: Step) -> Step:
     """It decides a branch that is rarely taken."""
     draws = random.Random(5)
     return lambda batch: train(batch) * 2 if draws.random() < 1e-9 else train(batch)
-
-
-@refused("draws random numbers on the host (numpy.random)", line=False)
-def function_of_numpys_own_generator(train: Step) -> Step:
-    """Keeps itself: a function of a compiled class, whose module no other class has."""
-    rand = numpy.random.rand
-    return lambda batch: train(batch) * 2 if rand() < 1e-9 else train(batch)
 
 
 @refused("uses a module of TorchScript", line=False)

@@ -160,11 +160,6 @@ def test_disabled_graph_is_not_launched() -> None:
     assert recording.replays == replays
 
 
-def test_wrong_value_of_concurrency_is_refused() -> None:
-    with pytest.raises(ValueError, match="concurrency='on' is unknown"):
-        GraphedStep(lambda: None, concurrency="on")
-
-
 def trained(concurrency: Any) -> tuple[GraphedCallables, CpuDevice]:
     """Graphed callables in a training loop, whose losses and parameters must be those of eager."""
     torch.manual_seed(3)

@@ -137,6 +137,7 @@ def test_schedule_equals_eager(name: str, how: Any) -> None:
 
 
 HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a view": lambda out: out.detach()[0],
     "the storage": lambda out: out.untyped_storage(),
     "DLPack": torch.from_dlpack,
     "DLPack and the result": lambda out: (torch.from_dlpack(out), out),

@@ -50,16 +50,6 @@ def test_transforms_use_the_function_and_not_its_graphs(name: str) -> None:
     assert [one.replays for one in call.report()] == [1, 1]
 
 
-@pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
-def test_weights_passed_by_functional_call_are_used() -> None:
-    module = nn.Linear(3, 3)
-    graphed(module, batches(1))
-    weights = {name: torch.ones_like(weight) for name, weight in module.named_parameters()}
-    x = torch.randn(2, 3)
-    found = torch.func.functional_call(module, weights, (x,))
-    assert torch.equal(found, functional.linear(x, weights["weight"], weights["bias"]))
-
-
 def test_dispatch_modes_observe_operators() -> None:
     module = nn.Linear(3, 3)
     call = graphed(module, batches(1))
@@ -118,18 +108,6 @@ def test_trace_of_a_graphed_module_contains_the_module(within: bool) -> None:
     for x in batches(3):
         assert torch.equal(traced(x), plain(module, x).relu() if within else plain(module, x))
     assert [one.replays for one in call.report()] == [1, 1]
-
-
-@pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
-def test_hooks_of_a_callable_belong_to_its_caller() -> None:
-    inner = nn.Linear(3, 3)
-    call = graphed([nn.Sequential(inner, nn.Tanh()), inner], [(torch.randn(2, 3, requires_grad=True),)] * 2)
-    inner.register_forward_hook(lambda module, given, result: result + 1)
-    for x in batches(2, requires_grad=True):
-        whole = call[0](x)
-        assert torch.equal(whole, (plain(inner, x) + 1).tanh())
-        whole.sum().backward()
-    assert [one.replays for one in call.report() if one.direction == "forward"] == [0, 2]
 
 
 @pytest.mark.filterwarnings("ignore:callable .* runs without its graphs")

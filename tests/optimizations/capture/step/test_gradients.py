@@ -6,19 +6,16 @@ import array
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from simulated_gpu.driver import floats
 from simulated_gpu.operators import CpuDevice, CpuGraph
 from step_parts import Graph, assert_as_eager, batches, loss_of, network
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from optimizations import torch_internals
-from optimizations.capture.step.gradients import SMALL, carves
+from optimizations.capture.step.gradients import SMALL, bytes_for_gradients, carves
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.records import MemoryRange
@@ -78,52 +75,6 @@ def test_stale_pointers_in_operator_kernels_load_no_gradients() -> None:
 
 def test_pointers_of_unknown_nodes_may_be_read() -> None:
     assert gradients_stay(Unknown(), mentions)
-
-
-def test_gradient_given_to_a_kernel_of_inductor_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No operator reads it, and the step drops it afterwards."""
-    monkeypatch.setattr(torch_internals.PyCodeCache, "modules", [])
-
-    def program(graph: Graph, device: CpuDevice) -> Iterator[torch.Tensor]:
-        weight, module = torch.nn.Parameter(torch.ones(4)), SimpleNamespace(kernel=kernel_that_adds(device))
-        torch_internals.PyCodeCache.modules.append(module)
-
-        def step(x: torch.Tensor) -> torch.Tensor:
-            assert weight.grad is not None
-            found = torch.zeros(4)
-            module.kernel.run(weight.grad, found)
-            weight.grad = None
-            (weight * x).sum().backward()  # type: ignore[no-untyped-call]
-            return found * 1
-
-        call = graph(step)
-        for index in range(12):
-            if index % 3 == 0:
-                weight.grad = torch.full((4,), float(index))
-            yield call(torch.full((4,), index + 1.0))
-
-    device = CpuDevice()
-    assert assert_as_eager(lambda graph: program(graph, device), device).replays >= 6
-
-
-def kernel_that_adds(device: CpuDevice) -> Any:
-    """Return a kernel as Inductor's modules have it, which no operator runs: it adds one argument to the other."""
-
-    def add(source: int, target: int) -> list[torch.Tensor]:
-        floats(target, 4)[:] = [sum(pair) for pair in zip(floats(source, 4), floats(target, 4), strict=True)]
-        return []
-
-    def run(*tensors: torch.Tensor) -> None:
-        source, target = [one.data_ptr() for one in tensors]
-        if device.capturing_into is None:
-            add(source, target)
-        else:
-            device.capturing_into.operators.append((add, (source, target), {}, []))
-
-    kernel: Any = object.__new__(torch_internals.CachingAutotuner)  # type: ignore[call-overload]
-    kernel.fn, kernel.run = SimpleNamespace(__name__="triton_add"), run
-    kernel.triton_meta, kernel.mutated_arg_names, kernel.custom_kernel = {"signature": {}}, [], False
-    return kernel
 
 
 def test_equal_names_in_two_functions_have_own_gradients() -> None:
@@ -255,86 +206,27 @@ def test_allocator_options_may_make_reserved_memory_useless(
 
     def step(x: torch.Tensor) -> None:
         optimizer.zero_grad()
-        (weight * x).sum().backward()
+        (weight * x.sum()).sum().backward()
         optimizer.step()
 
     graphed = GraphedStep(step, device=device)
-    for _ in range(5):
-        graphed(torch.ones(1))
-    assert graphed.report().replays == 2
+    for size in [1] * 5 + [2] * 5:  # two recordings, in one pool
+        graphed(torch.ones(size))
+    assert graphed.report().replays == 2 + 3
     assert device.rooms == ([OF_LARGE] if is_carved else [])
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.large, self.unused = nn.Parameter(torch.ones(LARGE)), nn.Parameter(torch.ones(LARGE))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.large * x.sum()).mean()
-
-
-Optimizer = torch.optim.Optimizer
-
-
-def nothing(optimizer: Optimizer) -> None:
-    pass
-
-
-def stepped(optimizer: Optimizer) -> None:
-    optimizer.step()
-
-
-def dropped(optimizer: Optimizer) -> None:
-    optimizer.zero_grad()
-
-
-def stepped_and_dropped(optimizer: Optimizer) -> None:
-    stepped(optimizer)
-    dropped(optimizer)
-
-
-def zeroed(optimizer: Optimizer) -> None:
-    optimizer.zero_grad(set_to_none=False)
-
-
-Use = Callable[[Optimizer], None]
-
-
-@pytest.mark.parametrize(
-    ("before", "first", "last", "room"),
-    [
-        (nothing, dropped, stepped, OF_LARGE),
-        (nothing, nothing, stepped_and_dropped, 2 * OF_LARGE),
-        (dropped, nothing, nothing, OF_LARGE),
-        (nothing, nothing, nothing, 0),
-        (nothing, zeroed, stepped, 0),
-    ],
-    ids=["dropped first", "dropped last", "dropped outside", "added to", "zeroed"],
-)
-def test_new_pool_reserves_memory_for_gradients(before: Use, first: Use, last: Use, room: int) -> None:
-    """`unused` gets no gradient, which is visible only if it had one before the call."""
-    device = CpuDevice()
-
-    def program(graph: Graph) -> Iterator[torch.Tensor]:
-        model = Model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step(x: torch.Tensor) -> torch.Tensor:
-            first(optimizer)
-            loss = model(x)
-            loss.backward()
-            last(optimizer)
-            return loss.detach()
-
-        call = graph(step)
-        for index, size in enumerate([2] * 6 + [3] * 6):  # two recordings, in one pool
-            before(optimizer)
-            yield call(torch.full((size,), 0.1 * index))
-        yield model.large
-
-    report = assert_as_eager(program, device)
-    assert len(report.recordings) == 2 and report.refusals == () and device.rooms == [room]
+def test_room_is_that_of_gradients_the_call_makes() -> None:
+    """Not of small ones, nor of those that a call adds to."""
+    parameters = [nn.Parameter(torch.ones(size)) for size in (LARGE, LARGE, 3)]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    there, missing = [torch.ones(LARGE), None, None], [None] * 3
+    for before, made, room in (
+        (there, {id(parameters[0])}, OF_LARGE),
+        (there, set(), 0),
+        (missing, set(), 2 * OF_LARGE),  # the call left none, and all may have been made in it
+    ):
+        assert bytes_for_gradients(parameters, before, [optimizer], made) == room
 
 
 # A call that runs uncaptured releases earlier gradients where eager does.
@@ -386,70 +278,6 @@ def test_side_stream_may_read_gradients_the_step_releases() -> None:
 
 
 # Arguments that are gradients, or lie where gradients lie, of steps that write or read them.
-
-
-Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-class Program:
-    """A step that gets an argument next to its batch, and how often its gradients are set to None."""
-
-    def __init__(self, graph: Graph, *, forgets: bool) -> None:
-        torch.manual_seed(0)
-        self.layer = layer = nn.Linear(3, 3, bias=False)
-        layer.weight.grad = torch.zeros(3, 3)
-
-        def step(given: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-            if forgets:
-                layer.weight.grad = None
-            layer(batch).square().sum().backward()
-            return given * 1
-
-        self.step = graph(step)
-
-    def gradient(self) -> torch.Tensor:
-        assert self.layer.weight.grad is not None
-        return self.layer.weight.grad
-
-    def run(self, choose: Callable[[Program, int, list[torch.Tensor]], torch.Tensor]) -> Iterator[torch.Tensor]:
-        kept: list[torch.Tensor] = []
-        for index in range(18):
-            torch.manual_seed(index)
-            given = choose(self, index, kept)
-            yield self.step(given, torch.randn(2 if index < 7 else 4, 3))
-            yield from (given, self.gradient(), *kept)
-
-
-def now_and_then(program: Program, index: int, kept: list[torch.Tensor]) -> torch.Tensor:
-    return torch.randn(3, 3) if index < 5 or index % 2 else program.gradient()
-
-
-def the_same_from_then_on(program: Program, index: int, kept: list[torch.Tensor]) -> torch.Tensor:
-    """A recording's gradient becomes the argument of calls of another shape, which get their own recording."""
-    if index < 7:
-        return torch.randn(3, 3)
-    if not kept:
-        kept.append(program.gradient())
-    return kept[0]
-
-
-def a_view(program: Program, index: int, kept: list[torch.Tensor]) -> torch.Tensor:
-    return torch.randn(3, 3) if index < 5 or index % 2 else program.gradient().view(3, 3)
-
-
-def another_tensor(program: Program, index: int, kept: list[torch.Tensor]) -> torch.Tensor:
-    if index % 3 == 0:
-        program.layer.weight.grad = torch.full((3, 3), float(index))
-    return torch.randn(3, 3) if index < 5 or index % 3 else program.gradient()
-
-
-@pytest.mark.parametrize("choose", [now_and_then, the_same_from_then_on, a_view, another_tensor])
-@pytest.mark.parametrize("forgets", [True, False])
-def test_argument_inside_a_gradient_is_used_as_in_eager(
-    forgets: bool, choose: Callable[[Program, int, list[torch.Tensor]], torch.Tensor]
-) -> None:
-    report = assert_as_eager(lambda graph: Program(graph, forgets=forgets).run(choose))
-    assert report.replays > 0
 
 
 Used = Callable[[nn.Parameter, torch.Tensor], torch.Tensor]

@@ -24,20 +24,6 @@ from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.progress import MOST_SIGNATURES
-from tests.optimizations.capture.callables.test_differentiation import graphed
-
-
-@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_shapes_beyond_the_limit_run_uncaptured() -> None:
-    made = sgd("cpu")
-    step = GraphedStep(made.step, device=CpuDevice(), limit=1)
-    for rows in (6, 3):
-        for batch in batches("cpu", 6, rows=rows):
-            step(*batch)
-    report = step.report()
-    assert len(report.recordings) == 1 and report.recordings[0].signature.startswith("[6, 8] float32")
-    assert report.replays == 3
-    assert "which is the limit" in report.refusals[0].reason
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
@@ -240,22 +226,6 @@ def test_recordings_of_other_parameters_keep_gradients(first: int) -> None:
     assert len(device.pools) == 2
 
 
-def test_recordings_for_models_that_are_gone_are_freed() -> None:
-    """A loop over folds makes one model for each, and stays replayed."""
-    device, left = CpuDevice(), []
-    step = GraphedStep(train, device=device)
-    for fold in range(40):
-        model, other = two_models()[0], two_models()[0]
-        compare(step, [model], [other], [0] * 10)
-        left.append([weakref.ref(one) for one in (model, *model.parameters())])
-        assert step.report().replays >= (fold + 1) * 6
-        del model, other
-        gc.collect()  # or it depends on when Python collects whether the next fold finds the model gone
-        assert sum(not graph.freed for graph in device.graphs) <= 2
-    assert all(reference() is None for references in left[:-1] for reference in references)
-    assert step.report().refusals == ()
-
-
 @pytest.mark.filterwarnings("ignore:.*without a CUDA graph")
 def test_freed_models_are_the_reported_reason() -> None:
     step = GraphedStep(train, device=CpuDevice())
@@ -364,29 +334,6 @@ def test_callables_are_refused_where_their_stream_changes() -> None:
         changes_at = number
         with pytest.raises(StepRefused, match="workspaces were freed"):
             GraphedCallables(nn.Linear(3, 3), [(x,)], device=Changes())
-
-
-@pytest.mark.parametrize("order", [[1, -1, 2, -2], [1, 2, -2, -1, 1, 2, -2, -1], [1, -1, 1, -1]], ids=str)
-def test_callables_of_one_pool_are_correct_in_any_order(order: list[int]) -> None:
-    torch.manual_seed(1)
-    modules = [nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.GELU())][: max(order)]
-    torch.manual_seed(1)
-    others = [nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.GELU())][: max(order)]
-    call = graphed(modules, [(torch.randn(2, 3, requires_grad=True),) for _ in modules], order=order)
-    for iteration in range(3):
-        for functions in (call, others):
-            waiting: dict[int, list[torch.Tensor]] = {}
-            for place, event in enumerate(order):
-                if event > 0:
-                    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(10 * iteration + place))
-                    x.requires_grad_()
-                    waiting.setdefault(event, []).append(functions[event - 1](x).square().sum())
-                else:
-                    waiting[-event].pop(0).backward()
-        for mine, theirs in zip(nn.ModuleList(modules).parameters(), nn.ModuleList(others).parameters(), strict=True):
-            assert mine.grad is not None and theirs.grad is not None
-            assert torch.equal(mine.grad, theirs.grad)
-    assert call.calls_without_graph == 0
 
 
 def test_launches_on_several_streams_are_in_order() -> None:

@@ -10,12 +10,11 @@ import pytest
 import torch
 from library_programs.record import programs as library_programs
 from simulated_gpu.operators import CpuDevice
-from step_parts import Graph, Program, assert_as_eager, batches, loss_of, network, outcome, state_of, training_step
+from step_parts import Graph, assert_as_eager, batches, loss_of, network, outcome, state_of, training_step
 from step_programs import PROGRAMS
 from torch import distributed, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import fully_shard
-from torch.func import functional_call, jvp
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -62,32 +61,6 @@ def test_library_program_has_eagers_results(name: str) -> None:
     step = GraphedStep(made.step, device=CpuDevice())
     torch.testing.assert_close(outcome(made, step), expected, rtol=0, atol=0, equal_nan=True)
     assert step.report().refusals == () and step.report().replays >= len(made.batches) - 5
-
-
-def regularised_by_a_derivative() -> Program:
-    model = network("cpu")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        held = dict(model.named_parameters())
-        x = batch["x"]
-        _, tangent = jvp(lambda given: functional_call(model, held, (given,)), (x,), (torch.ones_like(x),))
-        loss = loss_of(model, batch) + tangent.square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Program(step, batches("cpu"), lambda: state_of(model, optimizer))
-
-
-def test_zero_tangents_without_memory_become_none() -> None:
-    """Forward-mode differentiation makes such tangents for values that do not depend on the input."""
-    eager, made = regularised_by_a_derivative(), regularised_by_a_derivative()
-    expected = outcome(eager, eager.step)
-    step = GraphedStep(made.step, device=CpuDevice())
-    assert all(map(torch.equal, outcome(made, step), expected))
-    assert (step.report().refusals, step.report().replays) == ((), made.replays)
 
 
 # Averages of weights after and in a step: PyTorch's, whose first call differs from later ones, and handwritten
@@ -206,32 +179,6 @@ def test_view_of_a_batch_is_the_same_batch(name: str) -> None:
     report = graphed.report()
     assert report.refusals == ()
     assert report.replays >= 6
-
-
-def test_step_that_detaches_in_some_calls_is_recorded_for_each() -> None:
-    """The detach itself runs nothing, but the backward ends there."""
-
-    def program(graph: Graph) -> Iterator[torch.Tensor]:
-        torch.manual_seed(0)
-        model = nn.Linear(SIZE, SIZE)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        calls: list[int] = []
-
-        def step(batch: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            hidden = model(batch)
-            loss: torch.Tensor = model(hidden.detach() if len(calls) % 2 else hidden).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        call = graph(step)
-        for index in range(10):
-            yield call(torch.full((ROWS, SIZE), 0.1 * index))
-            calls.append(index)
-
-    with pytest.warns(UserWarning, match="without a CUDA graph"):
-        assert_as_eager(program)
 
 
 # Modules with collectives are refused by name with a remedy, or run uncaptured as often as they need.

@@ -85,67 +85,27 @@ def test_gradients_and_references_to_them_equal_eager(zero: str, change: Callabl
     assert assert_as_eager(program).replays >= {replaced: 6, moved: 5, set_elsewhere: 5}.get(change, 1)
 
 
-BEHIND = "set to None behind"
-
-
-class Alike(Training):
-    """One whose parameters are alike in pairs. It clears gradients before or behind its work."""
-
-    def __init__(self, zero: str) -> None:
-        super().__init__("added to" if zero == BEHIND else zero)
-        torch.manual_seed(7)
-        self.model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
-        before = self.step
-
-        def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-            loss = before(batch)
-            if zero == BEHIND:
-                self.model.zero_grad()
-            return loss
-
-        self.step = step
-        self.buffers = [torch.zeros(64 + sum(one.numel() for one in self.model.parameters())) for _ in range(2)]
-        self.held = self.buffers
-
-    def put(self, buffer: torch.Tensor) -> None:
-        parameters = list(self.model.parameters())
-        sizes = [one.numel() for one in parameters]
-        for parameter, part in zip(parameters, buffer[: sum(sizes)].split(sizes), strict=True):
-            parameter.grad = part.view_as(parameter)
-
-
-def buffers_in_turn(training: Alike, index: int) -> None:
-    training.put(training.buffers[index % 2])
-
-
-def new_ones_for_parts(training: Alike, index: int) -> None:
-    training.put(training.buffers[0])
-    if index > 6:
-        for parameter in training.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-
-
-def exchanged_in_pairs(training: Alike, index: int) -> None:
-    layers = [one for one in training.model if one.weight.grad is not None]  # type: ignore[union-attr]
-    for one, other in zip(layers[::2], layers[1::2], strict=True):
-        one.weight.grad, other.weight.grad = other.weight.grad, one.weight.grad  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("change", [buffers_in_turn, new_ones_for_parts, exchanged_in_pairs])
-@pytest.mark.parametrize("zero", [*ZERO, BEHIND])
-@pytest.mark.parametrize("signatures", [1, 2])
-def test_launch_does_not_write_referenced_gradients(
-    signatures: int, zero: str, change: Callable[[Alike, int], None]
-) -> None:
-    """A call runs uncaptured where a launch would write what the program holds."""
+def test_flat_buffers_in_turn_equal_eager() -> None:
+    """A call runs uncaptured where a launch would write the buffer that the program holds next to the current one."""
 
     def program(graph: Graph) -> Iterator[torch.Tensor]:
-        training = Alike(zero)
-        call = graph(training.step)
-        for index in range(16):
-            change(training, index)
-            yield call(*batches("cpu", 1, 6 + index % signatures)[0])
-            yield from (*training.gradients(), *training.held)
+        torch.manual_seed(7)
+        model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
+        sizes = [one.numel() for one in model.parameters()]
+        buffers = [torch.zeros(sum(sizes)) for _ in range(2)]
+
+        def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            model.zero_grad(set_to_none=False)
+            loss = loss_of(model, batch)
+            loss.backward()
+            return loss.detach()
+
+        call = graph(step)
+        for index, batch in enumerate(batches("cpu", 16)):
+            for parameter, part in zip(model.parameters(), buffers[index % 2].split(sizes), strict=True):
+                parameter.grad = part.view_as(parameter)
+            yield call(*batch)
+            yield from buffers
 
     assert assert_as_eager(program).replays >= 2
 

@@ -97,26 +97,6 @@ class Counted:
         return loss
 
 
-@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("capture failed")])
-def test_failed_capture_repeats_no_work(error: Exception) -> None:
-    device = CpuDevice()
-
-    def program(graph: Graph) -> Iterator[Any]:
-        made = Counted()
-        step = graph(made.step)
-        for index, batch in enumerate(batches("cpu")):
-            device.fail_with = error if index == 3 else None
-            yield step(*batch)
-            yield from made.model.parameters()
-            yield from (parameter.grad for parameter in made.model.parameters())
-        assert made.calls == []
-
-    report = assert_as_eager(program, device)
-    assert device.captures == 1 and report.replays == 0 and len(report.refusals) == 1
-    assert all(graph.freed for graph in device.graphs)
-
-
 WAITING: list[CpuDevice] = []
 
 
@@ -424,19 +404,6 @@ def test_unknown_pytorch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert step.report().recordings == () and step.report().calls == 3
     with pytest.raises(torch_internals.UnsupportedTorch, match=expected):
         graph_callables(nn.Linear(2, 2), (torch.ones(1, 2),))
-
-
-def test_tensors_replaced_on_every_call_are_refused() -> None:
-    made = Counted()
-    step = GraphedStep(made.step, device=CpuDevice(), limit=1)
-    with warnings.catch_warnings(record=True):
-        warnings.simplefilter("always")
-        for batch in batches("cpu", 12):
-            step(*batch)
-            made.model[0].weight = nn.Parameter(made.model[0].weight.detach().clone())
-    (refusal,) = step.report().refusals
-    assert "recorded again and again" in refusal.reason
-    assert step.report().dropped_recordings > 4
 
 
 def test_step_made_by_a_library_is_watched() -> None:

@@ -196,43 +196,6 @@ def test_rate_written_by_program_and_step_equals_eager() -> None:
     assert_as_eager(program)
 
 
-def decays(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    def change() -> None:
-        optimizer.param_groups[0]["lr"] *= 0.7
-
-    return change
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10).step,
-        lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9).step,
-        decays,
-    ],
-)
-def test_step_that_computes_its_rate_gets_numbers(make: Callable[[Any], Callable[[], Any]]) -> None:
-    """From a tensor it would compute a rounded rate, with which the program would continue."""
-
-    def rates(graph: Graph) -> Iterator[float]:
-        model = network("cpu")
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
-        train, change = training_step(model, optimizer), make(optimizer)
-
-        def function(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-            loss = train(batch)
-            change()
-            return loss.detach()
-
-        step = graph(function)
-        for batch in batches("cpu", 12):
-            step(*batch)
-            yield optimizer.param_groups[0]["lr"]
-
-    with pytest.warns(UserWarning, match="runs without a CUDA graph"):
-        assert_as_eager(rates)
-
-
 class Sign(torch.optim.Optimizer):
     """One of the program's own."""
 
@@ -308,20 +271,6 @@ def test_scheduler_count_of_a_library_is_not_compared() -> None:
     assert all(map(torch.equal, found, expected))
     report = step.report()
     assert (report.refusals, len(report.recordings), report.replays) == ((), 2, CALLS - 3 - 2)
-
-
-def test_scheduler_of_a_library_is_not_called_in_a_step() -> None:
-    def work(prepared: Prepared, loss: torch.Tensor) -> None:
-        prepared.backward(loss)
-        prepared.scheduler.optimizer.step()
-        prepared.scheduler.step()
-
-    expected, _ = referenced_by_a_library(work, graphed=False, between=lambda index, prepared: None)
-    found, step = referenced_by_a_library(work, graphed=True, between=lambda index, prepared: None)
-    assert all(map(torch.equal, found, expected))
-    (refusal,) = step.report().refusals
-    assert "last_epoch changes" in refusal.reason
-    assert "scheduler.step()" in refusal.advice
 
 
 def test_scheduler_count_is_compared_where_it_may_be_read() -> None:

@@ -91,17 +91,6 @@ def test_result_that_cannot_be_copied_is_refused(kind: str) -> None:
     assert words in report.refusals[0].reason and report.replays == 0
 
 
-def test_call_copies_inputs_of_a_dtype_in_one_operation(copied: list[int]) -> None:
-    calls = batches("cpu")
-    expected = run(training(), calls)
-    step = GraphedStep(training(), device=CpuDevice())
-    found = run(step, calls[:5])
-    copied.clear()
-    found += run(step, calls[5:])
-    assert_same(found, expected)
-    assert copied == [2, 1] * len(calls[5:])
-
-
 OVERLAPPING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "expanded": lambda x: x[:4].expand(3, 4),
     "windows": lambda x: x.as_strided((3, 3), (2, 1)),
@@ -214,28 +203,6 @@ def test_written_tensor_as_argument_equals_eager(make: Callable[[], Made]) -> No
     assert (step.report().refusals, step.report().replays) == ((), CALLS - 6)
 
 
-ROWS_OF_FOUR = torch.arange(12.0).reshape(3, 4)
-WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
-    "in place": lambda x: x.add_(1),
-    "by its data": lambda x: x.data.add_(1),
-    "as statistics": lambda x: nn.functional.batch_norm(ROWS_OF_FOUR, x, torch.ones(4), training=True),
-}
-
-
-@pytest.mark.parametrize("how", sorted(WRITES))
-def test_write_into_a_copied_argument_is_refused(how: str) -> None:
-    def step(x: torch.Tensor) -> torch.Tensor:
-        WRITES[how](x)
-        return x * 2
-
-    graphed = GraphedStep(step, device=CpuDevice())
-    with pytest.warns(UserWarning, match="writes into argument 0, of which a graph has a copy"):
-        for index in range(6):
-            x, other = torch.arange(4.0) + index, torch.arange(4.0) + index
-            assert torch.equal(graphed(x), step(other)) and torch.equal(x, other)
-    assert graphed.report().replays == 0
-
-
 def test_lazily_negative_argument_is_not_plain() -> None:
     step = GraphedStep(lambda x: x * 2, device=CpuDevice())
     for index in range(10):
@@ -292,29 +259,6 @@ def test_written_argument_is_refused_and_written(made_in_it: bool) -> None:
     with pytest.warns(UserWarning, match="into argument 0, of which a graph has a copy"):
         found = run(graphed)
     assert all(map(torch.equal, found, run(adds))) and graphed.report().replays == 0
-
-
-def test_written_inference_argument_runs_uncaptured() -> None:
-    with torch.inference_mode():
-        total = torch.zeros(2, 8)
-
-    def step(row: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        total.add_(x.sum(0))
-        return (total * row).sum()
-
-    def run(step: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
-        with torch.inference_mode():
-            total.zero_()
-            calls = [
-                (batch["x"], total[index % 2] if index > 6 else batch["x"][0]) for index, (batch,) in enumerate(calls_)
-            ]
-            return [step(row, x) for x, row in calls]
-
-    calls_ = batches("cpu", 12)
-    expected = run(step)
-    graphed = GraphedStep(step, device=CpuDevice())
-    assert all(map(torch.equal, run(graphed), expected))
-    assert graphed.report().replays == 4
 
 
 def test_compiled_code_is_assumed_to_write_mutable_inputs() -> None:
@@ -495,21 +439,3 @@ OTHERS: dict[str, Change] = {
 @pytest.mark.parametrize("other", sorted(OTHERS))
 def test_other_changed_metadata_equals_eager(other: str) -> None:
     changed("added to", OTHERS[other])
-
-
-def states_moved(made: Training) -> None:
-    for held in made.optimizer.state.values():
-        for one in held.values():
-            if isinstance(one, torch.Tensor):
-                one.data = one.data * 0.5
-
-
-def states_put_anew(made: Training) -> None:
-    held = made.optimizer.state[made.weight]
-    held.update({name: one * 0.5 for name, one in held.items() if isinstance(one, torch.Tensor) and one.ndim})
-
-
-@pytest.mark.parametrize("change", [states_moved, states_put_anew])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_moved_optimizer_states_are_noticed_before_the_launch(optimizer: str, change: Change) -> None:
-    assert changed("to None", change, optimizer).replays == CALLS - 3
