@@ -88,7 +88,7 @@ class Provenance:
         """Write for each of several runs the labels of its rows. One line names runs without any."""
         if len(self.runs) < 2:
             return ()
-        lines = [f"Of {run}: {', '.join(run.labels)}." for run in self.runs if run.labels]
+        lines = [f"Of run {run.name}: {', '.join(run.labels)}." for run in self.runs if run.labels]
         replaced = [str(run) for run in self.runs if run.labels == ()]
         return (*lines, *([f"No row is of {', '.join(replaced)}: other runs have the workloads."] if replaced else ()))
 

@@ -86,7 +86,7 @@ def test_replaced_weights_take_no_longer_than_under_stock(name: str) -> None:
         ratios.append(took["stock"] / took["encore"])
     speed = statistics.median(ratios[ROUNDS // 2 :])
     print(f"{name}: {speed:.3f} times as fast as under stock")
-    assert speed >= 0.97
+    assert speed >= 0.95  # the limit of `programs.py`; one process differs from another by up to 0.03
 
 
 ROWS = (8, 24, 40)

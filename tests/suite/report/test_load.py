@@ -182,8 +182,8 @@ def test_provenance_names_each_run_and_that_of_a_row_its_own(tmp_path):
         "run b (commit 2222222222 + changes)"
     )
     assert origin.rows_by_run == (
-        "Of run a (commit 1111111111): EOS, ST.",
-        "Of run b (commit 2222222222 + changes): ST (tiny).",
+        "Of run a: EOS, ST.",
+        "Of run b: ST (tiny).",
     )
     of_st, of_tiny = origin.of_row("ST"), origin.of_row("ST (tiny)")
     assert (of_st.run_id, of_st.commit, of_st.warning) == ("run a", "1111111111", None)
@@ -195,7 +195,7 @@ def test_provenance_names_each_run_and_that_of_a_row_its_own(tmp_path):
 def test_runs_of_the_same_name_are_distinguished(tmp_path):
     runs = [made_at(tmp_path, "run", day, [cell("EOS")]) for day in (1, 2)]
     assert provenance.of_run(load_runs(runs)).rows_by_run == (
-        "Of run run of 2026-01-02T00:00:00 (commit 2222222222): EOS.",
+        "Of run run of 2026-01-02T00:00:00: EOS.",
         "No row is of run run of 2026-01-01T00:00:00 (commit 1111111111): other runs have the workloads.",
     )
     origin = provenance.of_run(load_runs(runs))
