@@ -23,8 +23,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from optimizations.capture.callables.arguments import Plan, Sample
 from optimizations.capture.callables.installed import Installed
 from optimizations.capture.callables.slot import Forward
-from optimizations.capture.signature import flatten, replaced, signature
+from optimizations.capture.inputs import CopiedInputs, is_plain
+from optimizations.capture.signature import parts, replaced, signature
 from optimizations.report.steps import WrongOrder
+from optimizations.torch_internals.geometry import is_lazy_view
 from optimizations.weak_registry import WeakRegistry
 
 
@@ -60,7 +62,7 @@ def live_at_once(order: Iterable[int], callables: int) -> list[int]:
 
 
 MOST_SIGNATURES = 8
-"""Signatures of a callable of which the first iteration keeps a copy of the arguments."""
+"""Signatures of a callable that get graphs. The first iteration keeps a copy of the arguments of each."""
 
 
 @dataclass(slots=True)
@@ -74,8 +76,6 @@ class _Seen:
 
 class FirstIteration:
     """Run callables eagerly, and count the forwards that are live for each signature of arguments.
-
-    Further signatures than `MOST_SIGNATURES` get no graphs.
 
     Attributes:
         is_over: whether the iteration has ended.
@@ -108,14 +108,15 @@ class FirstIteration:
         if key not in seen:
             if len(seen) == MOST_SIGNATURES:
                 return called.before(*args, **kwargs)
-            copies = {id(one): one.detach().clone().requires_grad_(one.requires_grad) for one in given}
-            seen[key] = _Seen(replaced((args, kwargs), iter([copies[id(one)] for one in given])))
+            # Tensors that are not plain are refused later. `clone` would change the strides of `tokens[:, :-1]`.
+            plain = all(is_plain(one) and not (one.is_quantized or is_lazy_view(one)) for one in given)
+            copies = CopiedInputs(given).recording_inputs if plain else [one.detach() for one in given]
+            pairs = zip(copies, given, strict=True)
+            seen[key] = _Seen(replaced((args, kwargs), (own.requires_grad_(one.requires_grad) for own, one in pairs)))
         returned = called.before(*args, **kwargs)
-        results: list[torch.Tensor] = []
-        flatten(returned, results)
         forward = Forward()
-        for one in results:
-            if one.grad_fn is not None and not any(one is tensor for tensor in given):
+        for _, one, _ in parts(returned, "result"):
+            if getattr(one, "grad_fn", None) is not None and not any(one is tensor for tensor in given):
                 one.register_hook(forward)
         seen[key].forwards.add(forward)
         seen[key].most = max(seen[key].most, sum(one.over is None for one in seen[key].forwards.alive()))

@@ -66,6 +66,19 @@ def test_forward_without_backward_is_not_waited_for() -> None:
     ]
 
 
+@pytest.mark.parametrize("view", ["slice", "expanded", "with a gradient"])
+def test_copies_of_arguments_keep_strides(view: str) -> None:
+    """Targets are mostly slices (`tokens[:, 1:]`), and masks are expanded."""
+    module = nn.Linear(3, 3)
+    group = GraphedCallables(module, device=CpuDevice())
+    for _ in range(3):
+        whole = torch.randn(2, 4, requires_grad=view == "with a gradient")
+        one_call(module, whole[:1, :3].expand(2, 3) if view == "expanded" else whole[:, :-1])
+        group.end_iteration()
+    assert group.calls_without_graph == 0
+    assert [one.replays for one in group.report()] == [2, 2]
+
+
 def test_copies_of_arguments_are_bounded() -> None:
     module = nn.Linear(3, 3)
     group = GraphedCallables(module, device=CpuDevice())
