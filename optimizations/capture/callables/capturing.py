@@ -154,7 +154,7 @@ def _warm_up(variant: Variant, note: Callable[[torch.Tensor], None]) -> None:
         StepRefused: a graph could not repeat the last run, or the runs changed Python state.
     """
     for count in itertools.count(1):
-        inputs = _inputs_like(variant.sample).recording_inputs
+        inputs = inputs_like(variant.sample).recording_inputs
         run = _Run(variant, inputs, variant.observing(note, variant.device.warming_up(), forbid=False))
         run.backward(variant.observing(note, variant.device.warming_up(), forbid=False))
         variant.structure, variant.parameters, variant.operations = run.structure, run.parameters, run.operations
@@ -176,7 +176,7 @@ def _capture(variant: Variant, index: int, slots: Sequence[Slot], targets: Seque
     previous = [one for one in slots if (one.place[0], one.place[2]) == (variant.called.number - 1, index)]
     copied, pool = variant.options.outputs == "copied", variant.device.new_pool()
     shares = variant.options.share_io and not copied and len(previous) == 1
-    inputs, reached = _inputs_like(variant.sample, previous[0] if shares else None), variant.state.tensors.values()
+    inputs, reached = inputs_like(variant.sample, previous[0] if shares else None), variant.state.tensors.values()
     forward, backward = (RacedGraph(variant.device, pool, variant.options.concurrency) for _ in range(2))
     try:
         copies = inputs.recording_inputs
@@ -330,8 +330,8 @@ def _refused_result(value: Any) -> Refusal | None:
     )
 
 
-def _inputs_like(sample: Sample, before: Slot | None = None) -> CopiedInputs:
-    """Return copies of the tensors among these arguments, as leaves with the same `requires_grad`.
+def inputs_like(sample: Sample, before: Slot | None = None) -> CopiedInputs:
+    """Return copies of the tensors among these arguments, as leaves with the same strides and `requires_grad`.
 
     A tensor that is passed twice has one copy, because code may check identity (`if query is key`).
 

@@ -21,9 +21,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from optimizations.capture.callables.arguments import Plan, Sample
+from optimizations.capture.callables.capturing import inputs_like
 from optimizations.capture.callables.installed import Installed
 from optimizations.capture.callables.slot import Forward
-from optimizations.capture.inputs import CopiedInputs, is_plain
+from optimizations.capture.inputs import is_plain
 from optimizations.capture.signature import parts, replaced, signature
 from optimizations.report.steps import WrongOrder
 from optimizations.torch_internals.geometry import is_lazy_view
@@ -108,11 +109,10 @@ class FirstIteration:
         if key not in seen:
             if len(seen) == MOST_SIGNATURES:
                 return called.before(*args, **kwargs)
-            # Tensors that are not plain are refused later. `clone` would change the strides of `tokens[:, :-1]`.
             plain = all(is_plain(one) and not (one.is_quantized or is_lazy_view(one)) for one in given)
-            copies = CopiedInputs(given).recording_inputs if plain else [one.detach() for one in given]
-            pairs = zip(copies, given, strict=True)
-            seen[key] = _Seen(replaced((args, kwargs), (own.requires_grad_(one.requires_grad) for own, one in pairs)))
+            others = (one.detach().requires_grad_(one.requires_grad) for one in given)  # they are refused later
+            copies = inputs_like((args, kwargs)).recording_inputs if plain else others
+            seen[key] = _Seen(replaced((args, kwargs), iter(copies)))
         returned = called.before(*args, **kwargs)
         forward = Forward()
         for _, one, _ in parts(returned, "result"):

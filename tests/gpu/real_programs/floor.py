@@ -55,8 +55,8 @@ def ratio(row: Row, reference: Row | None) -> float | None:
     """Return how many times faster `row` is than `reference` per call: the median over rounds they both had."""
     if reference is None or row["status"] != "ok" or reference["status"] != "ok":
         return None
-    turns = list(zip(reference["turns_us"], row["turns_us"], strict=False))
-    return statistics.median(there / here for there, here in turns) if turns else None
+    rounds = list(zip(reference["turns_us"], row["turns_us"], strict=False))
+    return statistics.median(there / here for there, here in rounds) if rounds else None
 
 
 def by_process(runs: Iterable[Iterable[Row]]) -> list[list[Row]]:

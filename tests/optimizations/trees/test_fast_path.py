@@ -143,7 +143,7 @@ def test_pending_work_takes_the_slow_path(cuda_on_cpu: CudaOnCpu, monkeypatch: p
     compiled.slow_reasons()
     check(compiled, W, calls=6)
     (report,) = compiled.reports
-    assert (report.stage, report.copied_bytes) == ("waiting", 2 * W.nbytes), "not looked at yet"
+    assert (report.stage, report.copied_bytes) == ("waiting", 2 * W.nbytes), "not examined yet"
     assert compiled.slow_reasons() == []
     check(compiled, W, calls=20)
     assert compiled.reports[0].copied_bytes == 0
